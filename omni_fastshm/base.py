@@ -1,0 +1,145 @@
+"""The interface that every connector keeps, whatever carries the bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Metadata", "OmniConnectorBase", "StageId"]
+
+StageId = str | int
+Metadata = dict[str, Any]
+
+
+class OmniConnectorBase(ABC):
+    """Carries payloads from one stage of a pipeline to the next.
+
+    A connector is one endpoint in one process. All calls may come from any thread. Stages and request ids may
+    be ``str`` or ``int``; an int means the same as its ``str()``.
+    """
+
+    @abstractmethod
+    def put(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        data: Any,
+        *,
+        consumers: int = 1,
+        wait: bool = True,
+    ) -> Any:
+        """Send one payload.
+
+        After ``ok`` the caller may overwrite `data`; only memory from `allocate` is handed over instead of
+        copied, and must not be written to any more.
+
+        Args:
+            from_stage: the sending stage.
+            to_stage: the receiving stage; another than `from_stage`.
+            request_id: names the payload on this edge.
+            data: the payload, any tree of the types that the codec carries.
+            consumers: how many times the payload can be taken, 1 to 255.
+            wait: False returns a `concurrent.futures.Future` of the triple at once and sends from a helper
+                thread; `data` must stay unchanged until that future is done.
+
+        Returns:
+            ``(ok, size, metadata)``: `size` is the serialized size in bytes, `metadata` a small plain dict for
+            `get`. When there is no room the answer is ``(False, 0, None)``.
+
+        Raises:
+            CodecError: something in `data` cannot be carried; nothing is left behind.
+            ConfigError: a stage or an argument is out of range.
+            ConnectorClosed: after `close`.
+        """
+
+    @abstractmethod
+    def get(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        metadata: Metadata | None = None,
+        *,
+        timeout: float | None = 0,
+        copy: bool | None = None,
+        device: Any = None,
+    ) -> tuple[Any, int] | None:
+        """Take one payload.
+
+        Args:
+            from_stage: the sending stage.
+            to_stage: the receiving stage.
+            request_id: the payload's name on this edge.
+            metadata: what `put` returned. Without it the connector must have been built with ``key_lookup``.
+            timeout: seconds to wait for a payload that is not there yet; 0 does not wait, None waits for ever.
+            copy: None gives views for large leaves and copies for small ones, True gives own memory for all,
+                False gives views for all.
+            device: where tensors shall arrive, as for ``torch.Tensor.to``; None leaves them in host memory.
+
+        Returns:
+            ``(object, size)`` with the same size that `put` gave, or None: not there (yet), already delivered,
+            cancelled, evicted, or the time ran out. Views stay valid and unchanged until the last of them dies,
+            whatever happens to the connector, the producer or the segment meanwhile.
+
+        Raises:
+            MetadataError: `metadata` is malformed, from another host, or belongs to another edge or request.
+            CodecError: the payload holds a class that this process does not know; it can be got again.
+            ConnectorClosed: after `close`.
+        """
+
+    @abstractmethod
+    def cleanup(self, request_id: StageId) -> None:
+        """Drop what is still untaken of exactly this request, on all edges; unknown ids silently."""
+
+    @abstractmethod
+    def health(self) -> dict[str, Any]:
+        """Counters and levels; see ``docs/health.md``. Works after `close`, too."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Idempotent, never raises; received views live on."""
+
+    @abstractmethod
+    def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
+        """Memory to produce a payload in place, handed over by `put` without a copy.
+
+        Args:
+            shape: of the tensor or array wanted.
+            dtype: a ``torch.dtype`` gives a tensor, anything NumPy understands gives an array.
+
+        Returns:
+            An uninitialised tensor or array. It may stand anywhere in a payload; one that is dropped without
+            being sent is freed; one that is sent a second time is copied that time.
+
+        Raises:
+            SegmentError: no room for it.
+        """
+
+    def __enter__(self) -> OmniConnectorBase:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Runs on half-built objects and while the interpreter is being torn down: nothing may escape from here.
+        try:
+            self.close()
+        except BaseException:
+            pass
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: it owns memory and locks of this process. "
+            "Send its settings and build a connector in the other process."
+        )
+
+    @classmethod
+    def from_settings(cls, extra: Mapping[str, Any] | None = None) -> OmniConnectorBase:
+        """Build the connector from the `extra` section of a pipeline file."""
+        return cls(dict(extra or {}))  # type: ignore[call-arg]

@@ -1,0 +1,604 @@
+"""SharedMemoryConnector: one copy into a ring in POSIX shared memory, views out."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from omni_fastshm import codec, janitor, segments
+from omni_fastshm._core import Directory, Extent, Inbox, Lease, Outbox
+from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
+from omni_fastshm.consumer import Consumer
+from omni_fastshm.directory import leave_directory, open_directory
+from omni_fastshm.errors import ConnectorClosed, ForkedConnector, MetadataError, SegmentError
+from omni_fastshm.keys import edge_hash, request_hash, stage_hash
+from omni_fastshm.loans import make_loan
+from omni_fastshm.producer import Producer
+from omni_fastshm.settings import (
+    Setting,
+    check_consumers,
+    check_edge,
+    check_timeout,
+    parse_settings,
+    request_name,
+    resolve_namespace,
+)
+
+logger = logging.getLogger("omni_fastshm")
+
+SETTINGS: dict[str, Setting] = {
+    "shm_threshold_bytes": Setting(
+        "bytes",
+        65536,
+        help="payloads from this serialized size on go to shared memory, smaller ones into the metadata",
+    ),
+    "segment_bytes": Setting("bytes", 64 << 20, minimum=4096, help="usual size of a data segment"),
+    "max_bytes": Setting(
+        "bytes",
+        None,
+        minimum=4096,
+        help="limit for all data segments; default half of what the mount has free, at most 4 GiB",
+    ),
+    "put_timeout_s": Setting(
+        "seconds", 5.0, help="how long a put waits for room before it answers (False, 0, None)"
+    ),
+    "busy_wait_us": Setting(
+        "microseconds", 20.0, maximum=1e6, help="how long a waiting get spins before it sleeps"
+    ),
+    "namespace": Setting(
+        "str", None, help="which connectors see each other; default $OMNI_FASTSHM_NAMESPACE, else 'default'"
+    ),
+    "key_lookup": Setting(
+        "bool", False, help="payloads can be got by (edge, request id) alone; all of them go to shared memory"
+    ),
+    "orphan_ttl_s": Setting("seconds", 60.0, help="how long untaken payloads of a killed producer stay"),
+    "linger_s": Setting("seconds", 0.0, help="how long close waits for takers of what is untaken"),
+    "idle_segment_s": Setting(
+        "seconds", 2.0, help="how long an extra data segment may be unused before it goes"
+    ),
+    "copy_below": Setting(
+        "bytes", 4096, help="leaves up to this size are copied out on get instead of being views"
+    ),
+    "allow_pickle": Setting(
+        "bool", False, help="carry unknown objects by pickle; only among processes you trust"
+    ),
+    "wire": Setting(
+        "choice",
+        "exact",
+        choices=("exact", "host"),
+        help="types as sent, or as the host's serializer gives them",
+    ),
+    "types": Setting("names", (), help="'module:Class' names that may be imported to rebuild payloads"),
+}
+
+_SLICE_NS = 50_000_000  # a waiting get looks this often for signals and for close
+_open: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
+
+
+class SharedMemoryConnector(OmniConnectorBase):
+    """Moves payloads between processes of one host through rings in shared memory.
+
+    Args:
+        config: settings by name (`SETTINGS`); kept as `config`, the very object.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range; all problems in one message.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self._stopped = True  # until everything stands: close() and __del__ find a half-built object harmless
+        self._forked = False
+        self.config = {} if config is None else config
+        settings = parse_settings("SharedMemoryConnector", SETTINGS, config)
+        self._settings = settings
+        self._key_lookup: bool = settings["key_lookup"]
+        self.namespace = resolve_namespace(settings["namespace"], key_lookup=self._key_lookup)
+        self.threshold: int = settings["shm_threshold_bytes"]
+        self._wire: str = settings["wire"]
+        self._pickle: bool = settings["allow_pickle"]
+        self._types: tuple[str, ...] = tuple(settings["types"])
+        self._spin_ns = int(settings["busy_wait_us"] * 1000)
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._directory: Directory | None = None
+        self._consumer = Consumer()
+        self._executor: ThreadPoolExecutor | None = None
+        self._final: dict[str, Any] | None = None
+        self._puts = self._gets = self._bytes = self._inline = self._shm = self._refused = self._errors = (
+            self._misses
+        ) = 0
+        self._decode = {
+            "types": self._types,
+            "allow_pickle": self._pickle,
+            "wire": self._wire,
+            "copy_below": settings["copy_below"],
+        }
+        janitor.sweep()
+        if self._key_lookup:
+            self._open_directory()
+        self._stopped = False
+        _open.add(self)
+        _close_at_exit()
+
+    def put(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        data: Any,
+        *,
+        consumers: int = 1,
+        wait: bool = True,
+    ) -> Any:
+        if self._stopped:
+            self._refuse("put")
+        edge = check_edge(from_stage, to_stage)
+        request = request_name(request_id)
+        takers = 1 if consumers == 1 else check_consumers(consumers)
+        if not wait:
+            return self._helper().submit(self._put, edge, request, data, takers)
+        return self._put(edge, request, data, takers)
+
+    def _put(
+        self, edge: tuple[str, str], request: str, data: Any, takers: int
+    ) -> tuple[bool, int, Metadata | None]:
+        claims = (
+            None
+            if self._producer is None or not self._producer.outbox.lending
+            else _Claims(self._producer.outbox)
+        )
+        try:
+            plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
+        except Exception:
+            self._errors += 1
+            raise
+        size: int = plan.size
+        if size < self.threshold and not self._key_lookup and not plan.external:
+            metadata: Metadata | None = {"inline_bytes": plan.to_bytes(), "size": size}
+            self._inline += 1
+        else:
+            metadata = self._put_shared(edge, request, plan, takers, claims)
+            if metadata is None:
+                return False, 0, None
+            self._shm += 1
+        self._puts += 1
+        self._bytes += size
+        return True, size, metadata
+
+    def _put_shared(
+        self, edge: tuple[str, str], request: str, plan: codec.Plan, takers: int, claims: _Claims | None
+    ) -> Metadata | None:
+        try:
+            producer = self._producer or self._make_producer()
+            room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
+        except SegmentError as error:
+            self._refused += 1
+            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, error)
+            return None
+        if room is None:
+            if self._stopped:
+                self._refuse("put")
+            self._refused += 1
+            self._log_refusal(producer, edge, request, plan)
+            return None
+        plan.pack_into(room.address)
+        edge_id = edge_hash(*edge)
+        high, low = request_hash(request)
+        stamp = producer.directory.stamp() if self._key_lookup else 0
+        block, sequence = producer.outbox.publish(
+            room,
+            edge_id,
+            high,
+            low,
+            plan.size,
+            takers,
+            stamp,
+            () if claims is None else tuple(claims.extents),
+        )
+        if self._key_lookup:
+            # The new one is there before the old ones go: a reader in between finds either, never nothing.
+            for inbox in self._consumer.producers(producer.directory, self.namespace):
+                inbox.cancel_older(edge_id, high, low, stamp)
+            producer.directory.ring(stage_hash(edge[1]))
+        if self._stopped and producer.outbox.cancel(block, sequence):
+            self._refuse("put")  # closed meanwhile: nobody could reach it
+        return {
+            "shm": {
+                "name": producer.name,
+                "size": plan.size,
+                "block": block,
+                "sequence": sequence,
+                "from_stage": edge[0],
+                "to_stage": edge[1],
+                "request_id": request,
+                "host": segments.host_identity(),
+            },
+            "size": plan.size,
+        }
+
+    def _log_refusal(self, producer: Producer, edge: tuple[str, str], request: str, plan: codec.Plan) -> None:
+        ring = producer.outbox.ring
+        logger.warning(
+            "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %d, used %d, %d free on %s); "
+            "waited up to %.3g s",
+            request,
+            *edge,
+            plan.frame_size,
+            max(producer.max_bytes - ring.used, 0),
+            producer.max_bytes,
+            ring.used,
+            segments.mount_free(),
+            segments.MOUNT,
+            self._settings["put_timeout_s"],
+        )
+
+    def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
+        if self._stopped:
+            self._refuse("allocate")
+        return make_loan(shape, dtype, self._lend)
+
+    def _lend(self, size: int) -> Extent:
+        producer = self._producer or self._make_producer()
+        extent = producer.lend(size, self._settings["put_timeout_s"])
+        if extent is None:
+            self._refused += 1
+            raise SegmentError(
+                f"no room for a loan of {size} bytes: {producer.outbox.ring.used} of {producer.max_bytes} in use",
+                op="allocate",
+            )
+        return extent
+
+    def get(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        metadata: Metadata | None = None,
+        *,
+        timeout: float | None = 0,
+        copy: bool | None = None,
+        device: Any = None,
+    ) -> tuple[Any, int] | None:
+        if self._stopped:
+            self._refuse("get")
+        edge = check_edge(from_stage, to_stage)
+        request = request_name(request_id)
+        if timeout != 0:
+            timeout = check_timeout(timeout)
+        try:
+            if metadata is None:
+                found = self._get_by_key(edge, request, timeout, copy, device)
+            else:
+                found = self._get_by_metadata(edge, request, metadata, copy, device)
+        except Exception:
+            self._errors += 1
+            raise
+        if found is None:
+            self._misses += 1
+        else:
+            self._gets += 1
+            self._bytes += found[1]
+        return found
+
+    def _get_by_metadata(
+        self, edge: tuple[str, str], request: str, metadata: Metadata, copy: bool | None, device: Any
+    ) -> tuple[Any, int] | None:
+        if not isinstance(metadata, dict):
+            raise MetadataError(
+                f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get"
+            )
+        if "inline_bytes" in metadata:
+            frame = metadata["inline_bytes"]
+            if not isinstance(frame, (bytes, bytearray, memoryview)):
+                raise MetadataError(
+                    f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get"
+                )
+            size = _integer(metadata, "size")
+            if size != len(frame):
+                raise MetadataError(
+                    f"metadata says {size} bytes, but carries {len(frame)}", op="get", key=request
+                )
+            return codec.decode(frame, device=device, **self._decode), size
+        name, block, sequence = _check_place(metadata, edge, request)
+        inbox = self._consumer.inbox(name)
+        if inbox is None:
+            return None
+        return self._take(inbox, block, sequence, edge, request, metadata["size"], copy, device)
+
+    def _get_by_key(
+        self, edge: tuple[str, str], request: str, timeout: float | None, copy: bool | None, device: Any
+    ) -> tuple[Any, int] | None:
+        if not self._key_lookup or self._directory is None:
+            raise MetadataError(
+                f"get of request {request!r} on {edge[0]}->{edge[1]} needs the metadata that put returned; "
+                "getting by key alone works where both sides are built with key_lookup: true",
+                op="get",
+                key=request,
+            )
+        directory = self._directory
+        stage = stage_hash(edge[1])
+        edge_id, hashed = edge_hash(*edge), request_hash(request)
+        deadline = None
+        while True:
+            seen = directory.listen(stage)  # before the look: what arrives after it rings the bell
+            place = self._consumer.find(directory, self.namespace, edge_id, hashed)
+            if place is not None:
+                found = self._take(*place, edge, request, None, copy, device)
+                if found is not None:
+                    return found
+                continue  # somebody was faster: look again
+            if timeout == 0:
+                return None
+            now = time.monotonic_ns()
+            if deadline is None:
+                deadline = 2**63 if timeout is None else min(now + int(timeout * 1e9), 2**63)
+            if now >= deadline:
+                return None
+            directory.wait(stage, seen, self._spin_ns, _SLICE_NS, deadline)
+            if self._stopped:
+                self._refuse("get")
+
+    def _take(
+        self,
+        inbox: Inbox,
+        block: int,
+        sequence: int,
+        edge: tuple[str, str],
+        request: str,
+        size: int | None,
+        copy: bool | None,
+        device: Any,
+    ) -> tuple[Any, int] | None:
+        try:
+            lease = inbox.hold(block, sequence)
+        except FileNotFoundError:
+            return None  # closed between the look and the hold
+        if lease is None:
+            return None
+        if lease.brief:
+            with self._consumer.brief:
+                found = self._decode_and_take(lease, edge, request, size, True, device)
+                lease.release()
+                return found
+        return self._decode_and_take(lease, edge, request, size, copy, device)
+
+    def _decode_and_take(
+        self,
+        lease: Lease,
+        edge: tuple[str, str],
+        request: str,
+        size: int | None,
+        copy: bool | None,
+        device: Any,
+    ) -> tuple[Any, int] | None:
+        """Decode first, use up the take after: a payload that this process cannot rebuild can be got again."""
+        if lease.key != (edge_hash(*edge), *request_hash(request)):
+            raise MetadataError(
+                "the block belongs to another edge or request than its metadata says", op="get", key=request
+            )
+        total: int = lease.size
+        if size is not None and size != total:
+            raise MetadataError(f"metadata says {size} bytes, the block has {total}", op="get", key=request)
+        try:
+            data = codec.decode(
+                lease, source=lease, copy=copy, writable=not lease.shared, device=device, **self._decode
+            )
+        except MetadataError:
+            lease.take()  # bytes that nobody can read must not wait for a taker for ever
+            raise
+        return (data, total) if lease.take() else None
+
+    def cleanup(self, request_id: StageId) -> None:
+        request = request_name(request_id)
+        if self._stopped:
+            return
+        hashed = request_hash(request)
+        directory = self._directory or self._open_directory(make=False)
+        if directory is not None:
+            for inbox in self._consumer.producers(directory, self.namespace):
+                inbox.cancel_request(*hashed)
+
+    def health(self) -> dict[str, Any]:
+        if self._final is not None:
+            return dict(self._final)
+        producer = self._producer
+        live = used = capacity = 0
+        if producer is not None and not self._forked:
+            producer.trim_idle()
+            live, used, capacity = producer.outbox.live_blocks, producer.outbox.ring.used, producer.capacity
+        self._consumer.forget_closed()
+        return {
+            "status": "closed" if self._stopped else "ok",
+            "connector": "SharedMemoryConnector",
+            "namespace": self.namespace,
+            "puts": self._puts,
+            "gets": self._gets,
+            "bytes_transferred": self._bytes,
+            "inline_writes": self._inline,
+            "shm_writes": self._shm,
+            "refused": self._refused,
+            "errors": self._errors,
+            "misses": self._misses,
+            "blocked_s": 0.0 if producer is None else producer.blocked_s,
+            "live_blocks": live,
+            "leases": self._consumer.leases,
+            "used_bytes": used,
+            "capacity_bytes": capacity,
+            "pinned_bytes": 0,
+        }
+
+    def close(self) -> None:
+        if getattr(self, "_stopped", True):
+            return
+        with self._lock:
+            if self._stopped:
+                return
+            if self._executor is not None:
+                self._executor.shutdown(wait=False, cancel_futures=True)
+            self._stopped = True
+        try:
+            self._close()
+        except Exception:
+            logger.exception("closing a SharedMemoryConnector of namespace %s", self.namespace)
+
+    def _close(self) -> None:
+        _open.discard(self)
+        final = self.health()
+        producer, directory = self._producer, self._directory
+        if producer is not None:
+            dropped = producer.close(self._settings["linger_s"])
+            if dropped:
+                logger.warning("closed with %d payloads that nobody had taken: dropped", dropped)
+        if directory is not None:
+            for stage in range(64):
+                directory.ring(stage)  # waiting gets of this process look around, and find it closed
+            leave_directory(directory)
+        self._consumer.close()
+        final.update(live_blocks=0, used_bytes=0, capacity_bytes=0)
+        self._final = final
+        self._producer = self._directory = None
+
+    def _make_producer(self) -> Producer:
+        with self._lock:
+            if self._stopped:
+                self._refuse("put")
+            if self._producer is None:
+                directory = self._directory or self._join_directory()
+                self._producer = Producer(
+                    self.namespace,
+                    directory,
+                    segment_bytes=self._settings["segment_bytes"],
+                    max_bytes=self._settings["max_bytes"],
+                    keyed=self._key_lookup,
+                    orphan_ttl_s=self._settings["orphan_ttl_s"],
+                    idle_segment_s=self._settings["idle_segment_s"],
+                )
+            return self._producer
+
+    def _open_directory(self, *, make: bool = True) -> Directory | None:
+        with self._lock:
+            return self._directory or self._join_directory(make=make)
+
+    def _join_directory(self, *, make: bool = True) -> Any:
+        self._directory = open_directory(self.namespace, make=make)
+        return self._directory
+
+    def _helper(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._stopped:
+                self._refuse("put")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+            return self._executor
+
+    def _refuse(self, op: str) -> NoReturn:
+        if self._forked:
+            raise ForkedConnector(
+                "this connector was made before a fork: build one of its own in the child", op=op
+            )
+        raise ConnectorClosed(f"{op} on a connector that is closed", op=op)
+
+
+class _Claims:
+    """Which loans a payload hands over, found by address while it is planned."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.extents: list[Extent] = []
+
+    def claim(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        found = self._outbox.claim(address, nbytes)
+        if found is None:
+            return None
+        if found[0] not in self.extents:
+            self.extents.append(found[0])
+        return found[1], found[2]
+
+
+def _integer(metadata: Mapping[str, Any], name: str) -> int:
+    value = metadata.get(name)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise MetadataError(f"metadata[{name!r}] must be a size or a number, not {value!r:.60}", op="get")
+    return value
+
+
+def _check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tuple[str, int, int]:
+    """``(control segment, block, sequence)`` from metadata that has been checked against this call and this host."""
+    place = metadata.get("shm")
+    if not isinstance(place, dict):
+        raise MetadataError(
+            f"metadata has neither 'inline_bytes' nor 'shm': keys {sorted(map(str, metadata))[:8]}",
+            op="get",
+            key=request,
+        )
+    name = place.get("name")
+    parts = segments.parse_control_name(name) if isinstance(name, str) else None
+    if parts is None or not isinstance(name, str):
+        raise MetadataError(f"metadata names no segment of ours: {name!r:.80}", op="get", key=request)
+    said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
+    if said != (*edge, request):
+        raise MetadataError(
+            f"metadata belongs to request {said[2]!r:.80} on {said[0]!r:.40}->{said[1]!r:.40}, "
+            f"not to {request!r:.80} on {edge[0]}->{edge[1]}",
+            op="get",
+            key=request,
+        )
+    host = place.get("host")
+    if not isinstance(host, str) or not segments.same_host(host):
+        raise MetadataError(
+            f"the payload is in the memory of host {host!r:.120}, this is {segments.host_identity()!r}: "
+            "use a connector that crosses hosts on this edge",
+            op="get",
+            key=request,
+        )
+    if parts.uid != segments.user_id():
+        raise MetadataError(
+            f"{name} belongs to user {parts.uid}, not to {segments.user_id()}", op="get", segment=name
+        )
+    size = _integer(metadata, "size")
+    if _integer(place, "size") != size:
+        raise MetadataError(f"metadata gives two sizes: {size} and {place['size']}", op="get", key=request)
+    return name, _integer(place, "block") & 0xFFFFFFFF, _integer(place, "sequence")
+
+
+_exit_registered = False
+
+
+def _close_at_exit() -> None:
+    """Names go away with a process that ends in good order, however it ends."""
+    global _exit_registered
+    if _exit_registered:
+        return
+    _exit_registered = True
+    atexit.register(_close_all)
+    if "multiprocessing" in sys.modules:
+        # Its forked children end without the interpreter's exit handlers, but run these.
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _close_all, exitpriority=10)
+
+
+def _close_all() -> None:
+    for connector in list(_open):
+        connector.close()
+
+
+def _disown() -> None:
+    """After a fork, in the child: what was inherited must neither work nor tidy up."""
+    global _exit_registered
+    _exit_registered = False
+    for connector in list(_open):
+        connector._forked = connector._stopped = True
+        connector._final = {**connector.health(), "status": "forked"}
+        _open.discard(connector)
+
+
+os.register_at_fork(after_in_child=_disown)

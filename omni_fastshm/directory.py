@@ -1,0 +1,90 @@
+"""A namespace's directory segment: opened by every endpoint, made by the first, removed by the last."""
+
+from __future__ import annotations
+
+import os
+
+from omni_fastshm import segments
+from omni_fastshm._core import LOCK_MAKER, LOCK_USERS, Directory, Segment
+from omni_fastshm.errors import MetadataError, SegmentError
+
+SIZE = 16384
+
+
+def open_directory(namespace: str, *, make: bool = True) -> Directory | None:
+    """This endpoint's use of the namespace's directory, counted until `leave_directory`.
+
+    Args:
+        namespace: whose.
+        make: make it when there is none; otherwise None is the answer then.
+
+    Raises:
+        SegmentError: there is no room for it.
+        MetadataError: something that is not ours stands under its name.
+    """
+    name = segments.directory_name(namespace)
+    for _ in range(1000):  # each round means that somebody else made or removed it meanwhile
+        fd = segments.open_descriptor(name)
+        if fd is None:
+            if not make:
+                return None
+            made = _make(name)
+            if made is not None:
+                return made
+            continue
+        found = _join(name, fd)
+        if found is not None:
+            return found
+    raise SegmentError(f"{name} is made and removed by others all the time", op="open", segment=name)
+
+
+def _make(name: str) -> Directory | None:
+    try:
+        segment = segments.make(name, SIZE, lock=LOCK_MAKER)
+    except FileExistsError:
+        return None
+    directory = Directory(segment, True)
+    Segment.lock(segment.fd, name, LOCK_USERS, False)
+    Segment.unlock(segment.fd, name, LOCK_MAKER)
+    return directory
+
+
+def _join(name: str, fd: int) -> Directory | None:
+    """Use an existing directory; None when it is being removed, or was left half-made and is now out of the way."""
+    try:
+        if not Segment.lock(fd, name, LOCK_USERS, False):
+            Segment.lock_wait(fd, name, LOCK_USERS)  # until whoever removes it is done
+            os.close(fd)
+            return None
+        if not Segment.inspect(fd, name)[4]:
+            os.close(fd)
+            return None
+    except BaseException:
+        os.close(fd)
+        raise
+    segment = Segment(name, fd, True, True)
+    if not Directory.valid(segment) and not Segment.lock(fd, name, LOCK_MAKER):
+        Segment.lock_wait(fd, name, LOCK_MAKER)  # until it is finished, or its maker dead
+        segment = Segment(name, os.dup(fd), True, True)  # it may have been empty when it was mapped above
+    if Directory.valid(segment):
+        return Directory(segment)
+    if Directory.made(segment):
+        raise MetadataError(
+            f"{name} was made by another version of omni-fastshm: end its processes or use another namespace",
+            op="open",
+            segment=name,
+        )
+    segments.unlink(name)  # its maker died half-way
+    return None
+
+
+def leave_directory(directory: Directory) -> None:
+    """End this endpoint's use; the last one removes the name."""
+    segment = directory.segment
+    if segment.fd < 0:
+        return
+    Segment.unlock(segment.fd, segment.name, LOCK_USERS)
+    # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
+    if Segment.lock(segment.fd, segment.name, LOCK_USERS) and Segment.inspect(segment.fd, segment.name)[4]:
+        segments.unlink(segment.name)
+    segment.close_descriptor()

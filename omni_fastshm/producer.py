@@ -1,0 +1,185 @@
+"""The sending half of a shared memory endpoint: its segments, their growth, waiting for room, handing over."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from omni_fastshm import janitor, segments
+from omni_fastshm._core import Directory, Extent, Outbox, Reservation, Segment, control_size
+from omni_fastshm.errors import SegmentError
+
+logger = logging.getLogger("omni_fastshm")
+
+T = TypeVar("T")
+
+KEY_SLOTS = 262144  # twice the number of blocks there can be: look-ups stay short
+_PAGE = 4096
+_LIVENESS_NS = 50_000_000  # a put that waits for room looks this often whether the readers still live
+_MANY = 16  # segments hold whole payloads when fewer than this would fit, so that no large rest is wasted
+
+
+class Producer:
+    """One producing endpoint: made when the first payload needs it.
+
+    Args:
+        namespace: where it is found.
+        directory: the namespace's directory, in use by this endpoint.
+        segment_bytes: usual size of a data segment.
+        max_bytes: limit for all data segments; None takes half of what the mount has free, at most 4 GiB.
+        keyed: keep a key table, so that consumers find payloads by edge and request id.
+        orphan_ttl_s: how long untaken payloads stay when this process is killed.
+        idle_segment_s: how long a data segment beyond the first may be unused before its memory is given back.
+
+    Raises:
+        SegmentError: there is no room even for the control segment.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        directory: Directory,
+        *,
+        segment_bytes: int,
+        max_bytes: int | None,
+        keyed: bool,
+        orphan_ttl_s: float,
+        idle_segment_s: float,
+    ) -> None:
+        slots = KEY_SLOTS if keyed else 0
+        fixed = control_size(slots) - control_size(0) + _PAGE
+        control, endpoint = segments.make_control(namespace, control_size(slots), fixed)
+        self.name = control.name
+        self.endpoint = endpoint
+        self.directory = directory
+        self.closed = False
+        self.blocked_s = 0.0
+        self.max_bytes = max_bytes if max_bytes is not None else min(segments.mount_free() // 2, 4 << 30)
+        self._segment_bytes = segment_bytes
+        self._idle_ns = int(idle_segment_s * 1e9)
+        self._next_number = 0
+        self._queue = threading.Lock()  # first come, first served among the puts that wait for room
+        self._waiting = 0
+        self.outbox = Outbox(control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63))
+        if not directory.enter(endpoint):
+            janitor.sweep()
+            if not directory.enter(endpoint):
+                segments.unlink(self.name)
+                raise SegmentError(
+                    f"namespace {namespace} has no place for another producer: use one per pipeline", op="put"
+                )
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of all data segments there are now."""
+        return self.outbox.ring.capacity
+
+    def room(self, size: int, timeout_s: float) -> Reservation | None:
+        """Room for a frame, or None when there is none within the time."""
+        if not self._waiting:
+            room = self.outbox.reserve(size)
+            if room is not None:
+                if self.outbox.segment_count > 1:
+                    self._trim(self._idle_ns)
+                return room
+        return self._wait_for(size, lambda: self.outbox.reserve(size), timeout_s)
+
+    def lend(self, size: int, timeout_s: float) -> Extent | None:
+        """Memory for a loan, or None when there is none within the time."""
+        return self._wait_for(size, lambda: self.outbox.lend(size), timeout_s)
+
+    def _wait_for(self, size: int, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
+        if size > self.max_bytes:
+            return None  # can never fit: no use in waiting
+        start = time.monotonic()
+        self._waiting += 1
+        try:
+            if not self._queue.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+                return None
+            try:
+                return self._when_there_is_room(size, attempt, start + timeout_s)
+            finally:
+                self._queue.release()
+        finally:
+            self._waiting -= 1
+            self.blocked_s += time.monotonic() - start
+
+    def _when_there_is_room(self, size: int, attempt: Callable[[], T | None], deadline: float) -> T | None:
+        deadline_ns = min(int(deadline * 1e9), 2**63)
+        while not self.closed:
+            seen = self.outbox.announce()  # before the last look: a release after it rings the bell
+            made = attempt()
+            if made is None and (self._grow(size) or self.outbox.reap()):
+                made = attempt()
+            if made is not None or time.monotonic() >= deadline:
+                return made
+            self.outbox.wait(seen, _LIVENESS_NS, deadline_ns)
+        return None
+
+    def _grow(self, size: int) -> bool:
+        """Add a data segment that holds `size` bytes, if the limit and the mount allow it."""
+        need = max(-(-size // 64) * 64, 64)
+        wanted = self._segment_size(need)
+        if wanted < need:
+            self._trim(0)  # empty segments of the wrong size are in the way
+            wanted = self._segment_size(need)
+        if wanted < need:
+            return False
+        for attempt in (wanted, need):
+            try:
+                self._add_segment(attempt)
+                return True
+            except SegmentError as error:
+                if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                    raise
+                janitor.sweep(force=True)
+                self._trim(0)
+        return False
+
+    def _segment_size(self, need: int) -> int:
+        room = max(self.max_bytes - self.capacity, 0) // 64 * 64
+        size = min(max(self._segment_bytes // 64 * 64, need), room)
+        return size // need * need if size < _MANY * need else size
+
+    def _add_segment(self, size: int) -> None:
+        number = self._next_number
+        segment = segments.make(segments.data_name(self.name, number), size)
+        self._next_number += 1
+        self.outbox.add_segment(segment, number)
+
+    def _trim(self, idle_ns: int) -> None:
+        """Give back segments that nothing has used for that long; the first one only when it is in the way."""
+        for arena, _, segment in self.outbox.idle_segments(idle_ns):
+            if idle_ns == 0 or arena != 0:
+                self._drop(arena, segment)
+
+    def trim_idle(self) -> None:
+        """Look for blocks that are free again and for segments that nothing has used for a while."""
+        self._trim(self._idle_ns)
+
+    def _drop(self, arena: int, segment: Segment) -> None:
+        segments.unlink(segment.name)
+        self.outbox.drop_segment(arena)
+
+    def close(self, linger_s: float) -> int:
+        """Stop: wait up to `linger_s` for takers, drop the rest, take all names away; returns how many were dropped."""
+        deadline = time.monotonic() + linger_s
+        while self.outbox.pending() and time.monotonic() < deadline:
+            seen = self.outbox.announce()
+            if self.outbox.pending():
+                self.outbox.wait(seen, 5_000_000, min(int(deadline * 1e9), 2**63))
+        self.closed = True
+        dropped: int = self.outbox.cancel_all()
+        self.outbox.mark_closed()
+        self.outbox.wake()
+        self.outbox.reap()
+        self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
+        for segment in self.outbox.data_segments():
+            segments.unlink(segment.name)
+        segments.unlink(self.name)
+        self.directory.leave(self.endpoint)
+        return dropped

@@ -1,0 +1,117 @@
+#include "ofs_copy.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Each kernel copies `size` bytes, a multiple of 256, to a 64-byte aligned target, past the cache.
+ * The sfence at the end is what makes a later release store publish these bytes: streaming stores are weakly
+ * ordered even on x86, and without it a reader can see the block's word before the block's bytes. */
+
+__attribute__((target("avx512f"))) static void stream_avx512(char *to, const char *from, size_t size)
+{
+    for (size_t i = 0; i < size; i += 256) {
+        _mm_prefetch(from + i + 2048, _MM_HINT_NTA);
+        _mm_prefetch(from + i + 2112, _MM_HINT_NTA);
+        _mm_prefetch(from + i + 2176, _MM_HINT_NTA);
+        _mm_prefetch(from + i + 2240, _MM_HINT_NTA);
+        __m512i a = _mm512_loadu_si512((const void *)(from + i));
+        __m512i b = _mm512_loadu_si512((const void *)(from + i + 64));
+        __m512i c = _mm512_loadu_si512((const void *)(from + i + 128));
+        __m512i d = _mm512_loadu_si512((const void *)(from + i + 192));
+        _mm512_stream_si512((void *)(to + i), a);
+        _mm512_stream_si512((void *)(to + i + 64), b);
+        _mm512_stream_si512((void *)(to + i + 128), c);
+        _mm512_stream_si512((void *)(to + i + 192), d);
+    }
+    _mm_sfence();
+}
+
+__attribute__((target("avx2"))) static void stream_avx2(char *to, const char *from, size_t size)
+{
+    for (size_t i = 0; i < size; i += 128) {
+        _mm_prefetch(from + i + 2048, _MM_HINT_NTA);
+        _mm_prefetch(from + i + 2112, _MM_HINT_NTA);
+        __m256i a = _mm256_loadu_si256((const void *)(from + i));
+        __m256i b = _mm256_loadu_si256((const void *)(from + i + 32));
+        __m256i c = _mm256_loadu_si256((const void *)(from + i + 64));
+        __m256i d = _mm256_loadu_si256((const void *)(from + i + 96));
+        _mm256_stream_si256((void *)(to + i), a);
+        _mm256_stream_si256((void *)(to + i + 32), b);
+        _mm256_stream_si256((void *)(to + i + 64), c);
+        _mm256_stream_si256((void *)(to + i + 96), d);
+    }
+    _mm_sfence();
+}
+
+static void stream_sse2(char *to, const char *from, size_t size)
+{
+    for (size_t i = 0; i < size; i += 64) {
+        _mm_prefetch(from + i + 2048, _MM_HINT_NTA);
+        __m128i a = _mm_loadu_si128((const void *)(from + i));
+        __m128i b = _mm_loadu_si128((const void *)(from + i + 16));
+        __m128i c = _mm_loadu_si128((const void *)(from + i + 32));
+        __m128i d = _mm_loadu_si128((const void *)(from + i + 48));
+        _mm_stream_si128((void *)(to + i), a);
+        _mm_stream_si128((void *)(to + i + 16), b);
+        _mm_stream_si128((void *)(to + i + 32), c);
+        _mm_stream_si128((void *)(to + i + 48), d);
+    }
+    _mm_sfence();
+}
+
+static void copy_large(char *to, const char *from, size_t size)
+{
+    size_t head = (size_t)(-(intptr_t)to & 63);
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    size -= head;
+    size_t body = size & ~(size_t)255;
+    if (__builtin_cpu_supports("avx512f"))
+        stream_avx512(to, from, body);
+    else if (__builtin_cpu_supports("avx2"))
+        stream_avx2(to, from, body);
+    else
+        stream_sse2(to, from, body);
+    memcpy(to + body, from + body, size - body);
+}
+
+const char *ofs_copy_kernel(void)
+{
+    if (__builtin_cpu_supports("avx512f"))
+        return "avx512";
+    return __builtin_cpu_supports("avx2") ? "avx2" : "sse2";
+}
+
+#else
+
+static void copy_large(char *to, const char *from, size_t size)
+{
+    memcpy(to, from, size);
+}
+
+const char *ofs_copy_kernel(void)
+{
+    return "memcpy";
+}
+
+#endif
+
+void ofs_copy(void *target, const void *source, size_t size)
+{
+    if (size == 0)
+        return; /* an empty tensor's address may be null, which memcpy must not be given */
+    if (size >= OFS_STREAM_FROM)
+        copy_large(target, source, size);
+    else
+        memcpy(target, source, size);
+}
+
+void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        ofs_copy(pieces[i].target, pieces[i].source, pieces[i].size);
+}

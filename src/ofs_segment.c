@@ -1,0 +1,88 @@
+#define _GNU_SOURCE
+#include "ofs_segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int ofs_segment_stat(int fd, struct ofs_stat *found)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    found->size = (uint64_t)st.st_size;
+    found->allocated = (uint64_t)st.st_blocks * 512u;
+    found->uid = st.st_uid;
+    found->regular = S_ISREG(st.st_mode);
+    found->linked = st.st_nlink > 0;
+    return OFS_OK;
+}
+
+int ofs_segment_resize(int fd, uint64_t size)
+{
+    int rc;
+    do
+        rc = ftruncate(fd, (off_t)size);
+    while (rc != 0 && errno == EINTR);
+    return rc == 0 ? OFS_OK : -errno;
+}
+
+int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size)
+{
+    int rc;
+    do
+        rc = posix_fallocate(fd, (off_t)offset, (off_t)size); /* returns the error, does not set errno */
+    while (rc == EINTR);
+    return -rc;
+}
+
+int ofs_segment_map(int fd, uint64_t size, bool populate, void **base)
+{
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, 0);
+    if (at == MAP_FAILED)
+        return -errno;
+    *base = at;
+    return OFS_OK;
+}
+
+int ofs_segment_unmap(void *base, uint64_t size)
+{
+    return munmap(base, size) == 0 ? OFS_OK : -errno;
+}
+
+static struct flock one_byte(int byte, short type)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+}
+
+int ofs_lock_try(int fd, int byte, bool exclusive)
+{
+    struct flock lock = one_byte(byte, exclusive ? F_WRLCK : F_RDLCK);
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
+        return OFS_OK;
+    return errno == EAGAIN || errno == EACCES ? OFS_BUSY : -errno;
+}
+
+int ofs_lock_wait(int fd, int byte)
+{
+    struct flock lock = one_byte(byte, F_WRLCK);
+    if (fcntl(fd, F_OFD_SETLKW, &lock) == 0)
+        return OFS_OK;
+    return errno == EINTR ? OFS_INTERRUPTED : -errno;
+}
+
+int ofs_lock_drop(int fd, int byte)
+{
+    struct flock lock = one_byte(byte, F_UNLCK);
+    return fcntl(fd, F_OFD_SETLK, &lock) == 0 ? OFS_OK : -errno;
+}
+
+int ofs_lock_held(int fd, int byte)
+{
+    struct flock lock = one_byte(byte, F_WRLCK);
+    if (fcntl(fd, F_OFD_GETLK, &lock) != 0)
+        return -errno;
+    return lock.l_type != F_UNLCK;
+}

@@ -1,0 +1,50 @@
+/* Memory and liveness: checking, reserving, mapping and locking the descriptors of shared memory objects.
+ *
+ * Names are made, opened and unlinked elsewhere (posix_ipc); this file has the only mmap, fallocate and lock calls.
+ * Mapping and reserving may take long (the kernel clears pages); nothing here waits for another process, except
+ * ofs_lock_wait. Errors are negative errno values.
+ */
+#ifndef OFS_SEGMENT_H
+#define OFS_SEGMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "ofs_status.h"
+
+/* What stands behind a descriptor. */
+struct ofs_stat {
+    uint64_t size;
+    uint64_t allocated;  /* bytes that really take memory */
+    uint64_t uid;
+    bool regular;
+    bool linked;         /* its name still exists */
+};
+
+int ofs_segment_stat(int fd, struct ofs_stat *found);
+
+/* Set the length without taking memory. */
+int ofs_segment_resize(int fd, uint64_t size);
+
+/* Take the memory for [offset, offset + size) now: -ENOSPC today instead of SIGBUS some day. */
+int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size);
+
+/* Map the whole object for reading and writing; `populate` also fills the page tables, so that no fault comes later. */
+int ofs_segment_map(int fd, uint64_t size, bool populate, void **base);
+
+int ofs_segment_unmap(void *base, uint64_t size);
+
+/* Lock one byte of the file for this descriptor's open file description; OFS_BUSY when another has it. */
+int ofs_lock_try(int fd, int byte, bool exclusive);
+
+/* The same, but wait. The kernel drops the lock of a process that dies, so the wait ends. */
+int ofs_lock_wait(int fd, int byte);
+
+int ofs_lock_drop(int fd, int byte);
+
+/* Does another open file description hold this byte? 1, 0 or a negative errno. */
+int ofs_lock_held(int fd, int byte);
+
+#endif
