@@ -50,7 +50,6 @@ class Consumer:
         self._all: tuple[Inbox, ...] = ()
         self._epoch: int | None = None
         self._lock = threading.Lock()
-        self.brief = threading.Lock()  # held while a short-lived slot is used: it is one per process
 
     def inbox(self, name: str) -> Inbox | None:
         """The producer with that control segment, or None when it is gone."""

@@ -1,8 +1,8 @@
 """Reclaims what dead processes left on the shm mount.
 
 Who is dead is decided by the lock of an endpoint's control segment alone: the kernel drops it at death, whatever the
-process id says, also across PID namespaces. Whoever gets that lock is the heir and the only one to tidy up. Only objects
-of this user and with our prefix are looked at.
+process id says, also across PID namespaces. Whoever gets that lock is the heir and the only one to tidy up. Only
+objects of this user and with our prefix are looked at.
 """
 
 from __future__ import annotations

@@ -29,9 +29,7 @@ def make_loan(shape: Sequence[int] | int, dtype: Any, lend: Callable[[int], Any]
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(
-            f"allocate: {dtype!r} is neither a torch nor a NumPy dtype", op="allocate"
-        ) from error
+        raise ConfigError(f"allocate: {dtype!r} is neither a torch nor a NumPy dtype", op="allocate") from error
     if kind.hasobject:
         raise ConfigError(f"allocate: {kind} holds Python objects, which cannot be shared", op="allocate")
     nbytes = math.prod(sizes) * kind.itemsize
@@ -52,11 +50,7 @@ def _tensor(sizes: tuple[int, ...], dtype: Any, lend: Callable[[int], Any]) -> A
 
 def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
     try:
-        sizes = (
-            tuple(operator.index(n) for n in shape)
-            if isinstance(shape, Sequence)
-            else (operator.index(shape),)
-        )
+        sizes = tuple(operator.index(n) for n in shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     except TypeError as error:
         raise ConfigError(f"allocate: {shape!r} is not a shape", op="allocate") from error
     if any(n < 0 for n in sizes):

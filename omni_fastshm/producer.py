@@ -58,6 +58,8 @@ class Producer:
         self.directory = directory
         self.closed = False
         self.blocked_s = 0.0
+        self._segments = 0
+        self._trim_at = 0.0
         self.max_bytes = max_bytes if max_bytes is not None else min(segments.mount_free() // 2, 4 << 30)
         self._segment_bytes = segment_bytes
         self._idle_ns = int(idle_segment_s * 1e9)
@@ -83,8 +85,8 @@ class Producer:
         if not self._waiting:
             room = self.outbox.reserve(size)
             if room is not None:
-                if self.outbox.segment_count > 1:
-                    self._trim(self._idle_ns)
+                if self._segments > 1 and time.monotonic() >= self._trim_at:
+                    self.trim_idle()
                 return room
         return self._wait_for(size, lambda: self.outbox.reserve(size), timeout_s)
 
@@ -95,18 +97,17 @@ class Producer:
     def _wait_for(self, size: int, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
         if size > self.max_bytes:
             return None  # can never fit: no use in waiting
-        start = time.monotonic()
+        deadline = time.monotonic() + timeout_s
         self._waiting += 1
         try:
             if not self._queue.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
                 return None
             try:
-                return self._when_there_is_room(size, attempt, start + timeout_s)
+                return self._when_there_is_room(size, attempt, deadline)
             finally:
                 self._queue.release()
         finally:
             self._waiting -= 1
-            self.blocked_s += time.monotonic() - start
 
     def _when_there_is_room(self, size: int, attempt: Callable[[], T | None], deadline: float) -> T | None:
         deadline_ns = min(int(deadline * 1e9), 2**63)
@@ -117,7 +118,9 @@ class Producer:
                 made = attempt()
             if made is not None or time.monotonic() >= deadline:
                 return made
+            start = time.monotonic()
             self.outbox.wait(seen, _LIVENESS_NS, deadline_ns)
+            self.blocked_s += time.monotonic() - start
         return None
 
     def _grow(self, size: int) -> bool:
@@ -150,6 +153,7 @@ class Producer:
         segment = segments.make(segments.data_name(self.name, number), size)
         self._next_number += 1
         self.outbox.add_segment(segment, number)
+        self._segments += 1
 
     def _trim(self, idle_ns: int) -> None:
         """Give back segments that nothing has used for that long; the first one only when it is in the way."""
@@ -159,11 +163,13 @@ class Producer:
 
     def trim_idle(self) -> None:
         """Look for blocks that are free again and for segments that nothing has used for a while."""
+        self._trim_at = time.monotonic() + self._idle_ns / 2e9
         self._trim(self._idle_ns)
 
     def _drop(self, arena: int, segment: Segment) -> None:
         segments.unlink(segment.name)
         self.outbox.drop_segment(arena)
+        self._segments -= 1
 
     def close(self, linger_s: float) -> int:
         """Stop: wait up to `linger_s` for takers, drop the rest, take all names away; returns how many were dropped."""
@@ -182,4 +188,5 @@ class Producer:
             segments.unlink(segment.name)
         segments.unlink(self.name)
         self.directory.leave(self.endpoint)
+        self.outbox.discard_extents()
         return dropped

@@ -104,9 +104,7 @@ def same_host(identity: str) -> bool:
     return identity.split("/")[-2:] == host_identity().split("/")[-2:]
 
 
-def make(
-    name: str, size: int, *, backed: int | None = None, populate: bool = True, lock: int | None = None
-) -> Segment:
+def make(name: str, size: int, *, backed: int | None = None, populate: bool = True, lock: int | None = None) -> Segment:
     """Make a new object, reserve its memory, map it.
 
     Args:
@@ -157,7 +155,8 @@ def _create(name: str) -> int:
 
 def _explained(error: SegmentError, name: str, wanted: int) -> SegmentError:
     return SegmentError(
-        f"no shared memory for {name}: {wanted} bytes wanted, {mount_free()} free on {MOUNT} ({os.strerror(error.errno or 0)}). "
+        f"no shared memory for {name}: {wanted} bytes wanted, {mount_free()} free on {MOUNT} "
+        f"({os.strerror(error.errno or 0)}). "
         f"Make the mount larger (docker run --shm-size, or remount {MOUNT}) or the segments smaller.",
         errno=error.errno,
         op="make",
@@ -208,9 +207,7 @@ def _refused(name: str, error: Exception) -> Exception:
         return MetadataError(f"{name} is not a shared memory object: refused", op="open", segment=name)
     if found.st_uid != os.geteuid():
         return MetadataError(f"{name} belongs to user {found.st_uid}: refused", op="open", segment=name)
-    return SegmentError(
-        f"cannot open {name}: {error}", errno=getattr(error, "errno", None), op="open", segment=name
-    )
+    return SegmentError(f"cannot open {name}: {error}", errno=getattr(error, "errno", None), op="open", segment=name)
 
 
 def open_data(control: str, number: int) -> Segment:
@@ -239,12 +236,8 @@ def make_control(namespace: str, size: int, backed: int) -> tuple[Segment, int]:
     for _ in range(16):
         endpoint = int.from_bytes(os.urandom(8), "little") or 1
         try:
-            segment = make(
-                control_name(namespace, endpoint), size, backed=backed, populate=False, lock=LOCK_OWNER
-            )
+            segment = make(control_name(namespace, endpoint), size, backed=backed, populate=False, lock=LOCK_OWNER)
         except FileExistsError:
             continue
         return segment, endpoint
-    raise SegmentError(
-        f"cannot make a control segment in namespace {namespace}: every name was taken", op="make"
-    )
+    raise SegmentError(f"cannot make a control segment in namespace {namespace}: every name was taken", op="make")

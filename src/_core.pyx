@@ -16,6 +16,7 @@ from posix.unistd cimport close as posix_close, getpid
 from ofs cimport *
 
 import os
+import threading
 import weakref
 
 from omni_fastshm.errors import ForkedConnector, LiveViews, MetadataError, SegmentError
@@ -220,6 +221,7 @@ cdef struct Place:  # where a descriptor's bytes are, and where it stands in the
     uint64_t size
     uint32_t arena
     uint32_t at
+    bint published  # until then the word says "free", but the bytes are being written
 
 
 @cython.final
@@ -239,6 +241,7 @@ cdef class Extent:
     def __dealloc__(self):
         if self.outbox is not None and self.outbox.control.born == forks:
             ofs_ring_give(&self.outbox.ring.state, self.arena, self.offset, self.size)
+            self.outbox.lent -= 1
             ofs_bell_ring_if_heard(ofs_control_space(self.outbox.shared))
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
@@ -281,7 +284,8 @@ cdef class Outbox:
     cdef uint32_t live_count, spare_count, ready, hand
     cdef uint64_t sequence
     cdef dict extents          # descriptor -> the extents of its payload
-    cdef object loans          # extents that a put may still claim
+    cdef object loans          # all extents there are; a put may still claim those that were not sent
+    cdef readonly uint32_t lent  # how many: saves the search for the many payloads without
 
     def __cinit__(self, Segment control not None, uint64_t endpoint, uint32_t key_slots, uint64_t orphan_ttl_ns,
                   uint64_t first_sequence=1):
@@ -336,7 +340,7 @@ cdef class Outbox:
         """Take back a block that nobody waits for or looks at; 1 if it was one."""
         cdef ofs_block *shared = ofs_block_at(self.shared, block)
         cdef ofs_key key
-        if not ofs_block_free(shared):
+        if not self.places[block].published or not ofs_block_free(shared):
             return 0
         if ofs_control_key_slots(self.shared):
             ofs_block_key(shared, &key)
@@ -371,7 +375,7 @@ cdef class Outbox:
             return None
         self.spare_count -= 1
         block = self.spare[self.spare_count]
-        self.places[block] = Place(offset, size, arena, self.live_count)
+        self.places[block] = Place(offset, size, arena, self.live_count, False)
         self.live[self.live_count] = block
         self.live_count += 1
         made.outbox = self
@@ -403,6 +407,7 @@ cdef class Outbox:
         content.segment = self.numbers[place.arena]
         content.flags = (OFS_FLAG_SHARED if takers > 1 else 0) | (OFS_FLAG_EXTERNAL if extents else 0)
         room.open = False
+        self.places[block].published = True
         ofs_block_publish(ofs_block_at(self.shared, block), &content, self.sequence, takers)
         if ofs_control_key_slots(self.shared):
             ofs_keys_insert(self.shared, &content.key, block)
@@ -425,6 +430,7 @@ cdef class Outbox:
         made.segment = self.segments[arena]
         made.address = <uint64_t>made.segment.base + offset
         made.outbox = self
+        self.lent += 1
         self.loans.add(made)
         return made
 
@@ -436,11 +442,6 @@ cdef class Outbox:
                 if place is not None:
                     return extent, place[0], place[1]
         return None
-
-    @property
-    def lending(self):
-        """Are there loans at all? Saves the search for the many payloads without."""
-        return bool(self.loans)
 
     def add_segment(self, Segment segment not None, uint32_t number):
         """Use another data segment."""
@@ -527,16 +528,16 @@ cdef class Outbox:
     def mark_closed(self):
         """Tell consumers that nothing more will come."""
         ofs_control_close(self.shared)
+
+    def discard_extents(self):
+        """The last thing: end the reference cycle of sent loans. No segment may be emptied after this, for readers
+        may still look at these bytes."""
         self.extents.clear()
 
     @property
     def live_blocks(self):
         """Payloads in the ring: untaken or looked at, as far as the last sweep knows."""
         return self.live_count
-
-    @property
-    def segment_count(self):
-        return sum(1 for segment in self.segments if segment is not None)
 
 
 cdef void *_grown(void *old, size_t size) except? NULL:
@@ -699,7 +700,9 @@ cdef class Inbox:
     cdef uint32_t slot
     cdef uint32_t *holds       # by descriptor: leases of this process
     cdef readonly uint32_t leases
+    cdef uint32_t briefs       # of them, under the shared slot
     cdef uint32_t retired
+    cdef readonly object late  # lock for `hold` until release, where `settled` is false
     cdef dict segments
     cdef object open_segment
     cdef object __weakref__
@@ -711,6 +714,7 @@ cdef class Inbox:
             raise MetadataError(f"{control.name} is not a control segment of layout {OFS_LAYOUT_VERSION}",
                                 op="open", segment=control.name)
         self.slot = NO_SLOT
+        self.late = threading.Lock()
         self.segments = {}
         self.open_segment = open_segment
         self.holds = <uint32_t *>calloc(OFS_BLOCK_LIMIT, sizeof(uint32_t))
@@ -747,14 +751,21 @@ cdef class Inbox:
         if self.holds[block] == 0:
             ofs_block_release(self.shared, block, slot)
         if slot == OFS_SHARED_SLOT:
-            ofs_reader_unmark(self.shared, slot)
-            ofs_lock_drop(self.control.fd, OFS_LOCK_READER0 + slot)
+            self.briefs -= 1
+            self.leave_shared_slot()
+
+    cdef void leave_shared_slot(self) noexcept:
+        if self.briefs == 0:
+            ofs_reader_unmark(self.shared, OFS_SHARED_SLOT)
+            ofs_lock_drop(self.control.fd, OFS_LOCK_READER0 + OFS_SHARED_SLOT)
+
+    @property
+    def settled(self):
+        """Has this process a slot of its own? Otherwise `hold` under the lock `late`, and release before leaving it."""
+        return self.slot != NO_SLOT
 
     def hold(self, uint32_t block, uint64_t sequence):
-        """A `Lease` on that publication, or None when it has no take left.
-
-        The caller has to serialise calls that may use the shared slot (`brief` leases) itself.
-        """
+        """A `Lease` on that publication, or None when it has no take left."""
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint32_t slot
         _same_process(self.control.born, self.control.name)
@@ -767,11 +778,11 @@ cdef class Inbox:
         lease.slot = slot
         if ofs_block_hold(self.shared, block, sequence, slot, &lease.content) != OFS_OK:
             if slot == OFS_SHARED_SLOT:
-                ofs_reader_unmark(self.shared, slot)
-                ofs_lock_drop(self.control.fd, OFS_LOCK_READER0 + slot)
+                self.leave_shared_slot()
             return None
         self.holds[block] += 1
         self.leases += 1
+        self.briefs += slot == OFS_SHARED_SLOT
         lease.held = True
         lease.segment = self.data_segment(lease.content.segment)
         if (lease.content.offset > lease.segment.size or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from omni_fastshm.directory import leave_directory, open_directory
 from omni_fastshm.errors import ConnectorClosed, ForkedConnector, MetadataError, SegmentError
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.loans import make_loan
+from omni_fastshm.metadata import check_place, integer
 from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
@@ -47,12 +49,8 @@ SETTINGS: dict[str, Setting] = {
         minimum=4096,
         help="limit for all data segments; default half of what the mount has free, at most 4 GiB",
     ),
-    "put_timeout_s": Setting(
-        "seconds", 5.0, help="how long a put waits for room before it answers (False, 0, None)"
-    ),
-    "busy_wait_us": Setting(
-        "microseconds", 20.0, maximum=1e6, help="how long a waiting get spins before it sleeps"
-    ),
+    "put_timeout_s": Setting("seconds", 5.0, help="how long a put waits for room before it answers (False, 0, None)"),
+    "busy_wait_us": Setting("microseconds", 20.0, maximum=1e6, help="how long a waiting get spins before it sleeps"),
     "namespace": Setting(
         "str", None, help="which connectors see each other; default $OMNI_FASTSHM_NAMESPACE, else 'default'"
     ),
@@ -61,15 +59,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "orphan_ttl_s": Setting("seconds", 60.0, help="how long untaken payloads of a killed producer stay"),
     "linger_s": Setting("seconds", 0.0, help="how long close waits for takers of what is untaken"),
-    "idle_segment_s": Setting(
-        "seconds", 2.0, help="how long an extra data segment may be unused before it goes"
-    ),
-    "copy_below": Setting(
-        "bytes", 4096, help="leaves up to this size are copied out on get instead of being views"
-    ),
-    "allow_pickle": Setting(
-        "bool", False, help="carry unknown objects by pickle; only among processes you trust"
-    ),
+    "idle_segment_s": Setting("seconds", 2.0, help="how long an extra data segment may be unused before it goes"),
+    "copy_below": Setting("bytes", 4096, help="leaves up to this size are copied out on get instead of being views"),
+    "allow_pickle": Setting("bool", False, help="carry unknown objects by pickle; only among processes you trust"),
     "wire": Setting(
         "choice",
         "exact",
@@ -140,21 +132,15 @@ class SharedMemoryConnector(OmniConnectorBase):
     ) -> Any:
         if self._stopped:
             self._refuse("put")
-        edge = check_edge(from_stage, to_stage)
-        request = request_name(request_id)
+        edge = _edge(from_stage, to_stage)
+        request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = 1 if consumers == 1 else check_consumers(consumers)
         if not wait:
             return self._helper().submit(self._put, edge, request, data, takers)
         return self._put(edge, request, data, takers)
 
-    def _put(
-        self, edge: tuple[str, str], request: str, data: Any, takers: int
-    ) -> tuple[bool, int, Metadata | None]:
-        claims = (
-            None
-            if self._producer is None or not self._producer.outbox.lending
-            else _Claims(self._producer.outbox)
-        )
+    def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> tuple[bool, int, Metadata | None]:
+        claims = None if self._producer is None or not self._producer.outbox.lent else _Claims(self._producer.outbox)
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
         except Exception:
@@ -269,8 +255,8 @@ class SharedMemoryConnector(OmniConnectorBase):
     ) -> tuple[Any, int] | None:
         if self._stopped:
             self._refuse("get")
-        edge = check_edge(from_stage, to_stage)
-        request = request_name(request_id)
+        edge = _edge(from_stage, to_stage)
+        request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         if timeout != 0:
             timeout = check_timeout(timeout)
         try:
@@ -292,22 +278,16 @@ class SharedMemoryConnector(OmniConnectorBase):
         self, edge: tuple[str, str], request: str, metadata: Metadata, copy: bool | None, device: Any
     ) -> tuple[Any, int] | None:
         if not isinstance(metadata, dict):
-            raise MetadataError(
-                f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get"
-            )
+            raise MetadataError(f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get")
         if "inline_bytes" in metadata:
             frame = metadata["inline_bytes"]
             if not isinstance(frame, (bytes, bytearray, memoryview)):
-                raise MetadataError(
-                    f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get"
-                )
-            size = _integer(metadata, "size")
+                raise MetadataError(f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get")
+            size = integer(metadata, "size")
             if size != len(frame):
-                raise MetadataError(
-                    f"metadata says {size} bytes, but carries {len(frame)}", op="get", key=request
-                )
+                raise MetadataError(f"metadata says {size} bytes, but carries {len(frame)}", op="get", key=request)
             return codec.decode(frame, device=device, **self._decode), size
-        name, block, sequence = _check_place(metadata, edge, request)
+        name, block, sequence = check_place(metadata, edge, request)
         inbox = self._consumer.inbox(name)
         if inbox is None:
             return None
@@ -357,18 +337,34 @@ class SharedMemoryConnector(OmniConnectorBase):
         copy: bool | None,
         device: Any,
     ) -> tuple[Any, int] | None:
+        if inbox.settled:
+            return self._hold_and_take(inbox, block, sequence, edge, request, size, copy, device)
+        with inbox.late:
+            return self._hold_and_take(inbox, block, sequence, edge, request, size, copy, device)
+
+    def _hold_and_take(
+        self,
+        inbox: Inbox,
+        block: int,
+        sequence: int,
+        edge: tuple[str, str],
+        request: str,
+        size: int | None,
+        copy: bool | None,
+        device: Any,
+    ) -> tuple[Any, int] | None:
         try:
             lease = inbox.hold(block, sequence)
         except FileNotFoundError:
-            return None  # closed between the look and the hold
+            return None  # its segment went between the look and the hold
         if lease is None:
             return None
-        if lease.brief:
-            with self._consumer.brief:
-                found = self._decode_and_take(lease, edge, request, size, True, device)
-                lease.release()
-                return found
-        return self._decode_and_take(lease, edge, request, size, copy, device)
+        if not lease.brief:
+            return self._decode_and_take(lease, edge, request, size, copy, device)
+        try:
+            return self._decode_and_take(lease, edge, request, size, True, device)
+        finally:
+            lease.release()
 
     def _decode_and_take(
         self,
@@ -501,10 +497,18 @@ class SharedMemoryConnector(OmniConnectorBase):
 
     def _refuse(self, op: str) -> NoReturn:
         if self._forked:
-            raise ForkedConnector(
-                "this connector was made before a fork: build one of its own in the child", op=op
-            )
+            raise ForkedConnector("this connector was made before a fork: build one of its own in the child", op=op)
         raise ConnectorClosed(f"{op} on a connector that is closed", op=op)
+
+
+_known_edge = functools.lru_cache(maxsize=1024, typed=True)(check_edge)  # typed: True is not the stage 1
+
+
+def _edge(from_stage: StageId, to_stage: StageId) -> tuple[str, str]:
+    try:
+        return _known_edge(from_stage, to_stage)
+    except TypeError:  # unhashable: let the check say what is wrong with it
+        return check_edge(from_stage, to_stage)
 
 
 class _Claims:
@@ -521,52 +525,6 @@ class _Claims:
         if found[0] not in self.extents:
             self.extents.append(found[0])
         return found[1], found[2]
-
-
-def _integer(metadata: Mapping[str, Any], name: str) -> int:
-    value = metadata.get(name)
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise MetadataError(f"metadata[{name!r}] must be a size or a number, not {value!r:.60}", op="get")
-    return value
-
-
-def _check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tuple[str, int, int]:
-    """``(control segment, block, sequence)`` from metadata that has been checked against this call and this host."""
-    place = metadata.get("shm")
-    if not isinstance(place, dict):
-        raise MetadataError(
-            f"metadata has neither 'inline_bytes' nor 'shm': keys {sorted(map(str, metadata))[:8]}",
-            op="get",
-            key=request,
-        )
-    name = place.get("name")
-    parts = segments.parse_control_name(name) if isinstance(name, str) else None
-    if parts is None or not isinstance(name, str):
-        raise MetadataError(f"metadata names no segment of ours: {name!r:.80}", op="get", key=request)
-    said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
-    if said != (*edge, request):
-        raise MetadataError(
-            f"metadata belongs to request {said[2]!r:.80} on {said[0]!r:.40}->{said[1]!r:.40}, "
-            f"not to {request!r:.80} on {edge[0]}->{edge[1]}",
-            op="get",
-            key=request,
-        )
-    host = place.get("host")
-    if not isinstance(host, str) or not segments.same_host(host):
-        raise MetadataError(
-            f"the payload is in the memory of host {host!r:.120}, this is {segments.host_identity()!r}: "
-            "use a connector that crosses hosts on this edge",
-            op="get",
-            key=request,
-        )
-    if parts.uid != segments.user_id():
-        raise MetadataError(
-            f"{name} belongs to user {parts.uid}, not to {segments.user_id()}", op="get", segment=name
-        )
-    size = _integer(metadata, "size")
-    if _integer(place, "size") != size:
-        raise MetadataError(f"metadata gives two sizes: {size} and {place['size']}", op="get", key=request)
-    return name, _integer(place, "block") & 0xFFFFFFFF, _integer(place, "sequence")
 
 
 _exit_registered = False
