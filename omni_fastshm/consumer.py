@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 
 from omni_fastshm import segments
 from omni_fastshm._core import Directory, Inbox, Segment, find_newest
+from omni_fastshm.errors import FastShmError, MetadataError
+
+logger = logging.getLogger("omni_fastshm")
 
 # One view of each producer for the whole process: its leases share one reader slot, and with it one bit per block.
 _inboxes: weakref.WeakValueDictionary[str, Inbox] = weakref.WeakValueDictionary()
@@ -34,6 +39,9 @@ def open_inbox(name: str) -> Inbox | None:
     with _inboxes_lock:
         inbox = _inboxes.get(name)
         if inbox is None:
+            parts = segments.parse_control_name(name)
+            if parts is None or parts.uid != segments.user_id():
+                raise MetadataError(f"{name} is no segment of user {segments.user_id()}", op="open", segment=name)
             fd = segments.open_descriptor(name)
             if fd is None:
                 return None
@@ -49,6 +57,7 @@ class Consumer:
         self.known: dict[str, Inbox] = {}
         self._all: tuple[Inbox, ...] = ()
         self._epoch: int | None = None
+        self._left: list[weakref.ref[Inbox]] = []  # let go while leases of them were alive
         self._lock = threading.Lock()
 
     def inbox(self, name: str) -> Inbox | None:
@@ -69,7 +78,11 @@ class Consumer:
         with self._lock:
             found = []
             for endpoint in directory.endpoints():
-                inbox = self.inbox(segments.control_name(namespace, endpoint))
+                try:
+                    inbox = self.inbox(segments.control_name(namespace, endpoint))
+                except FastShmError as error:  # one bad neighbour must not cut off the others
+                    logger.warning("a producer of namespace %s cannot be reached: %s", namespace, error)
+                    continue
                 if inbox is not None:
                     found.append(inbox)
             self._all = tuple(found)
@@ -89,14 +102,21 @@ class Consumer:
             if inbox.closed:
                 del self.known[name]
                 inbox.forget_segments()
+                self._remember([inbox])
+
+    def _remember(self, inboxes: Iterable[Inbox]) -> None:
+        alive = [ref for ref in self._left if ref() is not None]
+        self._left = [*alive, *(weakref.ref(inbox) for inbox in inboxes if inbox.leases)]
 
     @property
     def leases(self) -> int:
         """Leases of this process on the producers that this endpoint knows."""
-        return sum(inbox.leases for inbox in list(self.known.values()))
+        left = [inbox for inbox in (ref() for ref in self._left) if inbox is not None]
+        return sum(inbox.leases for inbox in {*self.known.values(), *left})
 
     def close(self) -> None:
-        """Let go of all producers."""
+        """Let go of all producers; leases that are left are still counted."""
+        self._remember(self.known.values())
         self.known.clear()
         self._all = ()
         self._epoch = None

@@ -36,17 +36,18 @@ class Swept:
     dropped: int = 0
 
 
-def sweep(*, force: bool = False) -> Swept:
-    """Remove what no living process needs, in all namespaces of this user.
+def sweep(namespace: str | None = None, *, force: bool = False) -> Swept:
+    """Remove what no living process needs.
 
     Args:
+        namespace: where; None means all namespaces of this user.
         force: also drop orphaned payloads whose time has not come yet, oldest producer first, for want of room.
 
     Returns:
         What was done. Never raises for a single object that cannot be handled: it is logged and left.
     """
     swept = Swept()
-    names = segments.list_names(segments.owner_prefix())
+    names = segments.list_names(segments.owner_prefix() + ("" if namespace is None else f"{namespace}."))
     for control in _by_age([name for name in names if name.endswith(".ctl")]):
         try:
             _sweep_endpoint(control, [n for n in names if n.startswith(control[:-3] + "d")], force, swept)

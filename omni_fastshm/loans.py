@@ -53,6 +53,6 @@ def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
         sizes = tuple(operator.index(n) for n in shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     except TypeError as error:
         raise ConfigError(f"allocate: {shape!r} is not a shape", op="allocate") from error
-    if any(n < 0 for n in sizes):
-        raise ConfigError(f"allocate: a shape has no negative sizes, got {shape!r}", op="allocate")
+    if isinstance(shape, bool) or any(n < 0 for n in sizes):
+        raise ConfigError(f"allocate: {shape!r} is not a shape", op="allocate")
     return sizes

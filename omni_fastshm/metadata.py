@@ -29,8 +29,7 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
             key=request,
         )
     name = place.get("name")
-    parts = segments.parse_control_name(name) if isinstance(name, str) else None
-    if parts is None or not isinstance(name, str):
+    if not isinstance(name, str) or segments.parse_control_name(name) is None:
         raise MetadataError(f"metadata names no segment of ours: {name!r:.80}", op="get", key=request)
     said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
     if said != (*edge, request):
@@ -48,14 +47,10 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
             op="get",
             key=request,
         )
-    if parts.uid != segments.user_id():
-        raise MetadataError(f"{name} belongs to user {parts.uid}, not to {segments.user_id()}", op="get", segment=name)
     size = integer(metadata, "size")
     if integer(place, "size") != size:
         raise MetadataError(f"metadata gives two sizes: {size} and {place['size']}", op="get", key=request)
     block = integer(place, "block")
     if block >= BLOCK_LIMIT:
-        raise MetadataError(
-            f"no segment has a block {block}", op="get", key=request
-        )
+        raise MetadataError(f"no segment has a block {block}", op="get", key=request)
     return name, block, integer(place, "sequence")

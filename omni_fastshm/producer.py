@@ -57,8 +57,10 @@ class Producer:
         self.endpoint = endpoint
         self.directory = directory
         self.closed = False
+        self._namespace = namespace
         self.blocked_s = 0.0
         self._segments = 0
+        self._extra = False  # is there more than one segment of usual size?
         self._trim_at = 0.0
         self.max_bytes = max_bytes if max_bytes is not None else min(segments.mount_free() // 2, 4 << 30)
         self._segment_bytes = segment_bytes
@@ -68,7 +70,7 @@ class Producer:
         self._waiting = 0
         self.outbox = Outbox(control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63))
         if not directory.enter(endpoint):
-            janitor.sweep()
+            janitor.sweep(namespace)
             if not directory.enter(endpoint):
                 segments.unlink(self.name)
                 raise SegmentError(
@@ -78,15 +80,18 @@ class Producer:
     @property
     def capacity(self) -> int:
         """Bytes of all data segments there are now."""
-        return self.outbox.ring.capacity
+        capacity: int = self.outbox.ring.capacity
+        return capacity
 
     def room(self, size: int, timeout_s: float) -> Reservation | None:
         """Room for a frame, or None when there is none within the time."""
+        if self._extra and time.monotonic() >= self._trim_at:
+            self.trim_idle()
+        if self._segments > 1 and self.capacity + self._segment_bytes > self.max_bytes:
+            self._reshape(size)
         if not self._waiting:
             room = self.outbox.reserve(size)
             if room is not None:
-                if self._segments > 1 and time.monotonic() >= self._trim_at:
-                    self.trim_idle()
                 return room
         return self._wait_for(size, lambda: self.outbox.reserve(size), timeout_s)
 
@@ -139,12 +144,14 @@ class Producer:
             except SegmentError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise
-                janitor.sweep(force=True)
+                janitor.sweep(self._namespace, force=True)
                 self._trim(0)
         return False
 
     def _segment_size(self, need: int) -> int:
-        room = max(self.max_bytes - self.capacity, 0) // 64 * 64
+        return self._usual_size(need, max(self.max_bytes - self.capacity, 0) // 64 * 64)
+
+    def _usual_size(self, need: int, room: int) -> int:
         size = min(max(self._segment_bytes // 64 * 64, need), room)
         return size // need * need if size < _MANY * need else size
 
@@ -154,22 +161,39 @@ class Producer:
         self._next_number += 1
         self.outbox.add_segment(segment, number)
         self._segments += 1
-
-    def _trim(self, idle_ns: int) -> None:
-        """Give back segments that nothing has used for that long; the first one only when it is in the way."""
-        for arena, _, segment in self.outbox.idle_segments(idle_ns):
-            if idle_ns == 0 or arena != 0:
-                self._drop(arena, segment)
+        self._count_extra()
 
     def trim_idle(self) -> None:
         """Look for blocks that are free again and for segments that nothing has used for a while."""
         self._trim_at = time.monotonic() + self._idle_ns / 2e9
         self._trim(self._idle_ns)
 
+    def _trim(self, idle_ns: int) -> None:
+        """Give back segments that nothing has used for that long, all but one of usual size; 0 spares none."""
+        for arena, _, segment in self.outbox.idle_segments(idle_ns):
+            if idle_ns == 0 or self._segments > 1 or segment.size > self._segment_bytes:
+                self._drop(arena, segment)
+
+    def _reshape(self, size: int) -> None:
+        """Near the limit and idle: start anew when the segments, cut for other sizes, hold fewer of this one."""
+        self.outbox.sweep()
+        if self.outbox.ring.used:
+            return
+        need = max(-(-size // 64) * 64, 64)
+        sizes = [segment.size for segment in self.outbox.data_segments()]
+        now = sum(each // need for each in sizes) + (self.max_bytes - sum(sizes)) // need
+        usual = self._usual_size(need, self.max_bytes)
+        if usual and now < self.max_bytes // usual * (usual // need) + self.max_bytes % usual // need:
+            self._trim(0)
+
     def _drop(self, arena: int, segment: Segment) -> None:
         segments.unlink(segment.name)
         self.outbox.drop_segment(arena)
         self._segments -= 1
+        self._count_extra()
+
+    def _count_extra(self) -> None:
+        self._extra = self._segments > 1 or self.capacity > self._segment_bytes
 
     def close(self, linger_s: float) -> int:
         """Stop: wait up to `linger_s` for takers, drop the rest, take all names away; returns how many were dropped."""
@@ -179,14 +203,15 @@ class Producer:
             if self.outbox.pending():
                 self.outbox.wait(seen, 5_000_000, min(int(deadline * 1e9), 2**63))
         self.closed = True
-        dropped: int = self.outbox.cancel_all()
-        self.outbox.mark_closed()
         self.outbox.wake()
-        self.outbox.reap()
-        self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
-        for segment in self.outbox.data_segments():
-            segments.unlink(segment.name)
-        segments.unlink(self.name)
-        self.directory.leave(self.endpoint)
-        self.outbox.discard_extents()
+        with self._queue:  # a put that adds a segment just now finishes first, or its name would stay
+            dropped: int = self.outbox.cancel_all()
+            self.outbox.mark_closed()
+            self.outbox.reap()
+            self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
+            for segment in self.outbox.data_segments():
+                segments.unlink(segment.name)
+            segments.unlink(self.name)
+            self.directory.leave(self.endpoint)
+            self.outbox.discard_extents()
         return dropped

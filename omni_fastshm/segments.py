@@ -58,6 +58,7 @@ class ControlName:
     endpoint: int
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_control_name(name: str) -> ControlName | None:
     """The parts of a control segment's name, or None when it is not one."""
     match = _CONTROL.fullmatch(name)
@@ -101,7 +102,8 @@ def host_identity() -> str:
 
 def same_host(identity: str) -> bool:
     """Does `identity` (a producer's) name the memory that this process sees? Host names are for people only."""
-    return identity.split("/")[-2:] == host_identity().split("/")[-2:]
+    own = host_identity()
+    return identity == own or identity.split("/")[-2:] == own.split("/")[-2:]
 
 
 def make(name: str, size: int, *, backed: int | None = None, populate: bool = True, lock: int | None = None) -> Segment:

@@ -113,7 +113,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "wire": self._wire,
             "copy_below": settings["copy_below"],
         }
-        janitor.sweep()
+        janitor.sweep(self.namespace)
         if self._key_lookup:
             self._open_directory()
         self._stopped = False
@@ -134,7 +134,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._refuse("put")
         edge = _edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
-        takers = 1 if consumers == 1 else check_consumers(consumers)
+        takers = check_consumers(consumers)
         if not wait:
             return self._helper().submit(self._put, edge, request, data, takers)
         return self._put(edge, request, data, takers)
@@ -404,7 +404,7 @@ class SharedMemoryConnector(OmniConnectorBase):
 
     def health(self) -> dict[str, Any]:
         if self._final is not None:
-            return dict(self._final)
+            return {**self._final, "leases": self._consumer.leases}
         producer = self._producer
         live = used = capacity = 0
         if producer is not None and not self._forked:
@@ -423,6 +423,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "refused": self._refused,
             "errors": self._errors,
             "misses": self._misses,
+            "dropped": 0,
             "blocked_s": 0.0 if producer is None else producer.blocked_s,
             "live_blocks": live,
             "leases": self._consumer.leases,
@@ -450,9 +451,9 @@ class SharedMemoryConnector(OmniConnectorBase):
         final = self.health()
         producer, directory = self._producer, self._directory
         if producer is not None:
-            dropped = producer.close(self._settings["linger_s"])
+            dropped = final["dropped"] = producer.close(self._settings["linger_s"])
             if dropped:
-                logger.warning("closed with %d payloads that nobody had taken: dropped", dropped)
+                logger.info("closed with %d payloads that nobody had taken: dropped", dropped)
         if directory is not None:
             for stage in range(64):
                 directory.ring(stage)  # waiting gets of this process look around, and find it closed

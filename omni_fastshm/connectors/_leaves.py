@@ -1,0 +1,177 @@
+"""Payload trees of Python objects: how many bytes they hold, and copies of them with other leaves.
+
+Neither torch nor numpy is imported: where a module was never imported, no payload can hold its objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from omni_fastshm.errors import CodecError, ConfigError
+from omni_fastshm.settings import describe
+
+__all__ = ["buffer_bytes", "moved", "own_copy", "shared_copy"]
+
+
+def buffer_bytes(tree: Any) -> int:
+    """The bytes in all buffers of `tree`: tensors, arrays, bytes, bytearrays, memoryviews; each object once.
+
+    Args:
+        tree: any payload.
+
+    Returns:
+        The sum in bytes; nothing is copied.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    total = 0
+    for leaf in _leaves(tree):
+        if isinstance(leaf, (bytes, bytearray)):
+            total += len(leaf)
+        elif isinstance(leaf, memoryview):
+            total += leaf.nbytes
+        elif torch is not None and isinstance(leaf, torch.Tensor):
+            total += _tensor_bytes(leaf)
+        elif numpy is not None and isinstance(leaf, numpy.ndarray):
+            total += int(leaf.nbytes)
+    return total
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    torch = sys.modules["torch"]
+    if tensor.layout == torch.strided:
+        return int(tensor.numel() * tensor.element_size())
+    if tensor.layout == torch.sparse_coo:
+        return _tensor_bytes(tensor._indices()) + _tensor_bytes(tensor._values())
+    # The other layouts keep their values in tensors of their own accessors; the dense size is a bound.
+    return int(tensor.numel() * tensor.element_size())
+
+
+def moved(tree: Any, device: Any) -> Any:
+    """A copy of the containers of `tree`, its tensors on `device`; all other leaves are the same objects.
+
+    Args:
+        tree: any payload.
+        device: as for ``torch.Tensor.to``.
+
+    Returns:
+        The new tree; a tensor that is on the device already is the same object.
+
+    Raises:
+        CodecError: a container cannot be copied.
+        ConfigError: torch knows no such device.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return tree
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"device: {describe(device)} is no device: {error}") from None
+
+    def move(leaf: Any) -> Any:
+        return leaf.to(target) if isinstance(leaf, torch.Tensor) else leaf
+
+    return _rebuilt(tree, move)
+
+
+def own_copy(tree: Any) -> Any:
+    """A copy of `tree` that shares no memory with it; tensors come detached from any gradient.
+
+    Args:
+        tree: any payload.
+
+    Returns:
+        The copy.
+
+    Raises:
+        CodecError: something in it cannot be copied.
+    """
+    return _rebuilt(tree, _cloned)
+
+
+def shared_copy(tree: Any) -> Any:
+    """What one of several takers gets: arrays as read-only views, everything else as its own copy.
+
+    Args:
+        tree: any payload.
+
+    Returns:
+        The copy; the arrays in it look at the memory of those in `tree`.
+
+    Raises:
+        CodecError: something in it cannot be copied.
+    """
+    numpy = sys.modules.get("numpy")
+
+    def share(leaf: Any) -> Any:
+        if numpy is None or not isinstance(leaf, numpy.ndarray):
+            return _cloned(leaf)
+        view = leaf.view()
+        view.flags.writeable = False
+        return view
+
+    return _rebuilt(tree, share)
+
+
+_DEEP = object()
+"""A leaf that copy.deepcopy shall copy."""
+
+
+def _cloned(leaf: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        # Not copy.deepcopy: it refuses tensors with a gradient, and copies all storage under a small view.
+        return leaf.detach().clone()
+    if isinstance(leaf, memoryview):
+        return memoryview(bytes(leaf) if leaf.readonly else bytearray(leaf)).cast("B")
+    return _DEEP
+
+
+def _rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A deep copy of `tree` in which each leaf is what `change` makes of it."""
+    changed = ((id(leaf), change(leaf)) for leaf in _leaves(tree))
+    memo = {key: new for key, new in changed if new is not _DEEP}
+    try:
+        return copy.deepcopy(tree, memo)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # deepcopy runs whatever the classes in the payload define, and those may raise anything.
+        raise CodecError(f"cannot be copied: {error}") from error
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """Everything in `tree` that is no container, each object once; no recursion, so that any depth goes."""
+    seen: set[int] = set()
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
+        if item is None or isinstance(item, (str, int, float)) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        parts = _parts(item)
+        if parts is None:
+            yield item
+        else:
+            waiting.extend(parts)
+
+
+def _parts(item: Any) -> list[Any] | None:
+    """What a container holds; None for a leaf."""
+    if isinstance(item, Mapping):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return list(item)
+    if isinstance(item, type):
+        return None
+    if dataclasses.is_dataclass(item):
+        names = [field.name for field in dataclasses.fields(item)]
+    elif isinstance(getattr(type(item), "__struct_fields__", None), tuple):
+        names = list(type(item).__struct_fields__)
+    else:
+        return None
+    return [getattr(item, name) for name in names if hasattr(item, name)]

@@ -1,0 +1,1778 @@
+"""Object tree <-> one frame of bytes.
+
+`Codec.plan` walks a payload once and says how many bytes it needs, `Plan.pack_into` writes them, `Codec.decode`
+reads them back. Rare types are left to the callbacks a `Codec` is made with (see ``codec.py``); this module never
+imports NumPy or torch before a payload holds an array or a tensor. The frame's format is in ``docs/codec.md``.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.dict cimport PyDict_Next
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from msgspec import UNSET as _UNSET
+from msgspec.msgpack import Encoder as _Encoder
+from msgspec.msgpack import Ext as _Ext
+from msgspec.msgpack import decode as _decode
+
+from omni_fastshm.errors import CodecError, FastShmError, MetadataError
+
+cdef extern from "ofs_copy.h" nogil:
+    struct ofs_piece:
+        void *target
+        const void *source
+        size_t size
+    void ofs_copy(void *target, const void *source, size_t size)
+    void ofs_copy_pieces(const ofs_piece *pieces, size_t count)
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define ofs_finalizing Py_IsFinalizing
+    #else
+    #define ofs_finalizing _Py_IsFinalizing
+    #endif
+    """
+    int ofs_finalizing() nogil
+
+cdef extern from "Python.h":
+    int PyUnicode_IS_COMPACT_ASCII(object)
+    const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
+    void *PyUnicode_1BYTE_DATA(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
+    int PyGILState_Check() nogil
+    int Py_IsInitialized() nogil
+    object PyLong_FromLongLong(long long)
+    long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+    unsigned long long PyLong_AsUnsignedLongLong(object) except? 0xFFFFFFFFFFFFFFFF
+    double PyFloat_AS_DOUBLE(object)
+    object PyFloat_FromDouble(double)
+    object PyCapsule_New(void *, const char *, void (*)(PyObject *) noexcept)
+    void *PyCapsule_GetPointer(PyObject *, const char *) except NULL
+    int PyCapsule_IsValid(PyObject *, const char *)
+
+# The part of an ndarray that NumPy's binary interface fixes (PyArrayObject_fields). Read directly, because asking
+# for an address through the buffer protocol fails for dates and costs a microsecond for the others.
+cdef struct ArrayFields:
+    PyObject head
+    char *data
+    int nd
+    Py_ssize_t *dimensions
+    Py_ssize_t *strides
+    PyObject *base
+    PyObject *descr
+    int flags
+
+# DLPack, version 0: what torch takes in a capsule named "dltensor".
+cdef struct DLDevice:
+    int32_t device_type
+    int32_t device_id
+cdef struct DLDataType:
+    uint8_t code
+    uint8_t bits
+    uint16_t lanes
+cdef struct DLTensor:
+    void *data
+    DLDevice device
+    int32_t ndim
+    DLDataType dtype
+    int64_t *shape
+    int64_t *strides
+    uint64_t byte_offset
+cdef struct DLManagedTensor:
+    DLTensor tensor
+    void *manager_ctx
+    void (*deleter)(DLManagedTensor *) noexcept nogil
+
+# What a tensor made here owns: either the buffer of a view, or the memory right behind this struct.
+cdef struct Owner:
+    DLManagedTensor managed
+    Py_buffer buffer
+    int holds_buffer
+
+cdef struct Step:
+    PyObject *key
+    Py_ssize_t index
+
+cdef struct Piece:
+    size_t offset
+    const void *source
+    size_t size
+
+cdef enum:
+    MAX_DIMS = 64
+    STEPS = 256
+    PREFIX = 16
+    FORMAT = 1
+    HOST_BIT = 0x80
+    ALIGNED_BIT = 0x40
+    VERSION_BITS = 0x3F
+    LARGE = 4096
+    KEY_SLOTS = 512
+
+COPY_BELOW = LARGE
+MAX_DEPTH = STEPS
+FORMAT_VERSION = FORMAT
+# msgpack's own sizes are 32 bit; no part of a header comes near this, the payload's bytes are outside of it.
+MAX_HEADER_BYTES = (1 << 32) - 1
+
+cdef enum:
+    # Extension codes. Numbers are part of the format.
+    X_TENSOR = 1
+    X_ARRAY = 2
+    X_BLOB = 3
+    X_NUMBERS = 4
+    X_BIGINT = 5
+    X_COMPLEX = 6
+    X_SURROGATES = 7
+    X_SCALAR = 8
+    X_USER = 9
+    X_BYTEARRAY = 10
+    X_UNSET = 11
+    X_MARK = 16
+    # Kinds of marked lists: an X_MARK with one of these as the first item tells what the list stands for.
+    M_TUPLE = 0
+    M_SET = 1
+    M_FROZENSET = 2
+    M_DICT = 3
+    M_SLICE = 4
+    M_DATACLASS = 5
+    M_STRUCT = 6
+    M_NAMEDTUPLE = 7
+    M_ENUM = 8
+    M_STANDARD = 9
+    M_CUSTOM = 10
+    M_COUNT = 11
+    # Flags of a leaf.
+    F_EXTERNAL = 1
+    F_RECARRAY = 2
+    F_RECORD = 4
+    # Kinds of blobs.
+    B_BYTES = 0
+    B_BYTEARRAY = 1
+    B_STR = 2
+    B_PICKLE = 3
+    # Kinds of types in the walk.
+    K_NATIVE = 0
+    K_TENSOR = 1
+    K_ARRAY = 2
+    K_SCALAR = 3
+    K_DATACLASS = 4
+    K_STRUCT = 5
+    K_NAMEDTUPLE = 6
+    K_ENUM = 7
+    K_STANDARD = 8
+    K_CUSTOM = 9
+    K_REFUSED = 10
+    K_AS = 11
+    C_CONTIGUOUS = 1
+
+KIND_NATIVE, KIND_TENSOR, KIND_ARRAY, KIND_SCALAR = K_NATIVE, K_TENSOR, K_ARRAY, K_SCALAR
+KIND_DATACLASS, KIND_STRUCT, KIND_NAMEDTUPLE, KIND_ENUM = K_DATACLASS, K_STRUCT, K_NAMEDTUPLE, K_ENUM
+KIND_STANDARD, KIND_CUSTOM, KIND_REFUSED, KIND_AS = K_STANDARD, K_CUSTOM, K_REFUSED, K_AS
+MARK_DATACLASS, MARK_STRUCT, MARK_NAMEDTUPLE, MARK_ENUM = M_DATACLASS, M_STRUCT, M_NAMEDTUPLE, M_ENUM
+MARK_STANDARD, MARK_CUSTOM = M_STANDARD, M_CUSTOM
+
+cdef bytes MAGIC = b"OFS" + bytes([FORMAT])
+cdef list MARKS = [_Ext(X_MARK, bytes([kind])) for kind in range(M_COUNT)]
+cdef str STATE = "state"
+cdef object UNSET_MARK = _Ext(X_UNSET, b"")
+cdef object Ext = _Ext
+cdef object UNSET = _UNSET
+
+
+def _stray(value):
+    raise CodecError(f"{type(value).__name__} changed while the payload was being encoded")
+
+
+cdef object decode_header = _decode
+cdef object encode_header = _Encoder(enc_hook=_stray).encode
+
+
+# ---------------------------------------------------------------------------------------------- torch and NumPy
+
+# Position = the number on the wire. Append only.
+TORCH_DTYPES = (
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16",
+    "complex32", "complex64", "complex128", "uint16", "uint32", "uint64",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+    "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2",
+    "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7",
+    "int1", "int2", "int3", "int4", "int5", "int6", "int7",
+)
+
+cdef enum:
+    DTYPES = 64
+
+cdef object torch = None
+cdef object from_dlpack = None
+cdef object to_dlpack = None
+cdef object strided = None
+cdef dict dtype_codes = {}
+cdef list dtypes = [None] * DTYPES
+cdef size_t itemsizes[DTYPES]
+cdef DLDataType dl_types[DTYPES]
+cdef bint dl_direct[DTYPES]
+
+cdef object numpy = None
+cdef object ndarray = None
+cdef object np_empty = None
+cdef object recarray = None
+
+
+cdef int need_torch() except -1:
+    """Fill the dtype tables; how this torch speaks DLPack is asked of torch itself, dtype by dtype."""
+    global torch, from_dlpack, to_dlpack, strided
+    if torch is not None:
+        return 0
+    try:
+        import torch as module
+    except ImportError as error:
+        raise CodecError("the payload holds a tensor, but torch cannot be imported here") from error
+    from_dlpack = module._C._from_dlpack
+    to_dlpack = module._C._to_dlpack
+    strided = module.strided
+    cdef int code
+    cdef DLManagedTensor *managed
+    for code, name in enumerate(TORCH_DTYPES):
+        dtype = getattr(module, name, None)
+        if dtype is None:
+            continue
+        dtypes[code] = dtype
+        dtype_codes[dtype] = code
+        itemsizes[code] = dtype.itemsize
+        dl_direct[code] = False
+        try:
+            # Viewed, not made as this dtype: torch warns when some are made.
+            probe = module.empty(dtype.itemsize, dtype=module.uint8, device="cpu").view(dtype)
+            capsule = to_dlpack(probe)
+            managed = <DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")
+            dl_types[code] = managed.tensor.dtype
+            direct = managed.tensor.dtype.bits * managed.tensor.dtype.lanes == itemsizes[code] * 8
+            dl_direct[code] = direct and managed.tensor.ndim == 1 and from_dlpack(capsule).dtype is dtype
+        except Exception:
+            pass  # not known to this torch's DLPack: made as bytes and viewed as the dtype
+    torch = module
+    return 0
+
+
+cdef int need_numpy() except -1:
+    global numpy, ndarray, np_empty, recarray
+    if numpy is not None:
+        return 0
+    try:
+        import numpy as module
+    except ImportError as error:
+        raise CodecError("the payload holds an array, but numpy cannot be imported here") from error
+    cdef object probe = module.arange(6, dtype="u1").reshape(2, 3)
+    cdef ArrayFields *fields = <ArrayFields *> <PyObject *> probe
+    if (
+        fields.nd != 2 or fields.dimensions[0] != 2 or fields.dimensions[1] != 3
+        or <PyObject *> probe.dtype != fields.descr or not fields.flags & C_CONTIGUOUS
+        or <size_t> fields.data != <size_t> probe.__array_interface__["data"][0]
+    ):
+        raise CodecError(f"NumPy {module.__version__} lays out its arrays in a way this build does not know")
+    ndarray = module.ndarray
+    np_empty = module.empty
+    recarray = module.recarray
+    numpy = module
+    return 0
+
+
+cdef void drop_owner(DLManagedTensor *managed) noexcept nogil:
+    """A tensor's storage died. Any thread may get here, with or without the GIL, also while Python shuts down."""
+    cdef Owner *owner = <Owner *> managed.manager_ctx
+    if owner.holds_buffer:
+        if not PyGILState_Check() and (ofs_finalizing() or not Py_IsInitialized()):
+            return  # taking the GIL now would hang or end this thread; the process is going away anyway
+        with gil:
+            PyBuffer_Release(&owner.buffer)
+    free(owner)
+
+
+cdef void drop_capsule(PyObject *capsule) noexcept:
+    """Only a capsule that torch did not take still has its first name."""
+    cdef DLManagedTensor *managed
+    if PyCapsule_IsValid(capsule, "dltensor"):
+        managed = <DLManagedTensor *> PyCapsule_GetPointer(capsule, "dltensor")
+        managed.deleter(managed)
+
+
+cdef Owner *new_owner(int ndim, size_t room) except NULL:
+    """Struct, shape and strides, then (64-byte aligned) `room` bytes; `tensor.data` points at these."""
+    cdef size_t head = sizeof(Owner) + <size_t> (ndim + 1) * 16
+    cdef Owner *owner = <Owner *> malloc(head + room + 64)
+    if owner == NULL:
+        raise MemoryError(f"no memory for a tensor of {room} bytes")
+    memset(owner, 0, sizeof(Owner))
+    owner.managed.manager_ctx = owner
+    owner.managed.deleter = drop_owner
+    owner.managed.tensor.shape = <int64_t *> (<char *> owner + sizeof(Owner))
+    owner.managed.tensor.strides = owner.managed.tensor.shape + ndim + 1
+    owner.managed.tensor.data = <void *> ((<size_t> owner + head + 63) & ~<size_t> 63)
+    owner.managed.tensor.device.device_type = 1
+    return owner
+
+
+cdef object tensor_of(Owner *owner, int code, int ndim, const int64_t *shape, size_t count):
+    """Give `owner` to torch; from here on it is dropped with the tensor, or with the capsule on failure."""
+    cdef DLTensor *tensor = &owner.managed.tensor
+    cdef int64_t stride = 1
+    cdef int i
+    if dl_direct[code]:
+        tensor.ndim = ndim
+        tensor.dtype = dl_types[code]
+        for i in range(ndim - 1, -1, -1):
+            tensor.shape[i] = shape[i]
+            tensor.strides[i] = stride
+            stride *= shape[i]
+        return from_dlpack(PyCapsule_New(owner, "dltensor", drop_capsule))
+    tensor.ndim = 1
+    tensor.dtype = dl_types[1]
+    tensor.shape[0] = count * itemsizes[code]
+    tensor.strides[0] = 1
+    flat = from_dlpack(PyCapsule_New(owner, "dltensor", drop_capsule)).view(dtypes[code])
+    return flat.reshape([shape[i] for i in range(ndim)])
+
+
+cdef object tensor_over(object view, int code, int ndim, const int64_t *shape, size_t count):
+    cdef size_t nbytes = count * itemsizes[code]
+    cdef Owner *owner = new_owner(ndim, 0)
+    # Read-only exports are taken, too: torch has no read-only tensors, the caller decided that this is wanted.
+    try:
+        PyObject_GetBuffer(view, &owner.buffer, PyBUF_SIMPLE)
+    except BaseException:
+        free(owner)
+        raise
+    owner.holds_buffer = True
+    if <size_t> owner.buffer.len < nbytes:
+        have = owner.buffer.len
+        drop_owner(&owner.managed)
+        raise MetadataError(f"a tensor of {nbytes} bytes over a view of {have} bytes")
+    owner.managed.tensor.data = owner.buffer.buf
+    return tensor_of(owner, code, ndim, shape, count)
+
+
+cdef object half_pairs(object t):
+    """The parts of a complex32 tensor, side by side: torch warns when it makes a complex32 tensor of its own."""
+    if not t.is_conj():
+        return torch.view_as_real(t).contiguous()
+    pairs = torch.view_as_real(t.conj()).clone(memory_format=torch.contiguous_format)
+    pairs[..., 1].neg_()
+    return pairs
+
+
+cdef object empty_tensor(object shape, object dtype):
+    # Viewed, not made as this dtype: torch warns when some are made.
+    return torch.empty(0, dtype=torch.uint8, device="cpu").view(dtype).reshape(shape)
+
+
+def tensor_view(buffer, shape, dtype):
+    """A tensor over the bytes of `buffer`, which it keeps alive.
+
+    Args:
+        buffer: anything with the buffer protocol, of at least the size needed. Whether it is read-only is not
+            looked at: torch has no read-only tensors.
+        shape: sizes, none of them negative.
+        dtype: a ``torch.dtype``.
+
+    Returns:
+        The tensor. The buffer's export is given back when the last tensor over it dies.
+
+    Raises:
+        CodecError: the dtype cannot be carried.
+        MetadataError: the buffer is too short, or the shape impossible.
+    """
+    need_torch()
+    code = dtype_codes.get(dtype)
+    if code is None:
+        raise CodecError(f"no tensor of dtype {dtype!r} can be made over memory")
+    cdef int64_t dims[MAX_DIMS]
+    cdef size_t count = 1
+    cdef int ndim = len(shape)
+    if ndim > MAX_DIMS:
+        raise MetadataError(f"a shape has {ndim} dimensions, more than {MAX_DIMS}")
+    for i, size in enumerate(shape):
+        dims[i] = size
+        if dims[i] < 0 or (dims[i] and count > (<size_t> 1 << 58) // <size_t> dims[i]):
+            raise MetadataError(f"{tuple(shape)} is not the shape of a tensor")
+        count *= dims[i]
+    if count == 0:
+        return empty_tensor(tuple(shape), dtype)
+    return tensor_over(buffer, code, ndim, dims, count)
+
+
+# ---------------------------------------------------------------------------------------------- encoding
+
+@cython.final
+cdef class Kind:
+    """How objects of one type travel; made by the classify callback, once per type.
+
+    Args:
+        code: one of the KIND numbers.
+        name: the name on the wire, or the reason for a refusal.
+        extract: what takes the object apart (a function, or a tuple of field names or descriptors).
+    """
+
+    cdef readonly int code
+    cdef readonly object name
+    cdef readonly object extract
+
+    def __cinit__(self, int code, name=None, extract=None):
+        self.code = code
+        self.name = name
+        self.extract = extract
+
+
+@cython.final
+cdef class Plan:
+    """One payload, taken apart and measured, its source objects kept alive until this is dropped.
+
+    Attributes:
+        size: serialized size in bytes: header and all buffers, external ones included.
+        frame_size: bytes that `pack_into` writes.
+        external: some buffer stays where it is (a loan) and is only referred to.
+    """
+
+    cdef readonly size_t size
+    cdef readonly size_t frame_size
+    cdef readonly bint external
+    cdef Codec codec
+    cdef dict kinds
+    cdef bint host
+    cdef bint allow_pickle
+    cdef object loans
+    cdef list lent
+    cdef bytes header
+    cdef list keep
+    cdef size_t area
+    cdef size_t start
+    cdef size_t outside
+    cdef size_t align
+    cdef Piece *pieces
+    cdef size_t count
+    cdef size_t room
+    cdef Step *steps
+    cdef int depth
+
+    def __dealloc__(self):
+        free(self.pieces)
+
+    def __reduce__(self):
+        raise TypeError("a Plan holds addresses of this process and cannot be pickled")
+
+    # -- places and paths
+
+    cdef int refuse(self, object what, object why) except -1:
+        raise CodecError(f"{self.path()}: {what} cannot be carried: {why}")
+
+    cdef object path(self):
+        text = ""
+        cdef int i
+        cdef Step step
+        for i in range(self.depth):
+            if 8 <= i < self.depth - 4 and self.depth > 16:
+                text += "[...]" if i == 8 else ""
+                continue
+            step = self.steps[i]
+            if step.key == NULL:
+                text += f"[{step.index}]"
+                continue
+            key = <object> step.key
+            if type(key) is str and key.isidentifier():
+                text += f".{key}" if text else key
+            else:
+                text += f"[{key!r}]"
+        return text or "payload"
+
+    cdef int enter(self, int depth, object o) except -1:
+        self.depth = depth
+        if depth >= STEPS:
+            self.refuse(
+                type(o).__name__, f"it is nested deeper than {STEPS} levels, or a container holds itself"
+            )
+        return 0
+
+    cdef inline void at_key(self, int depth, object key) noexcept:
+        self.steps[depth].key = <PyObject *> key
+
+    cdef inline void at_index(self, int depth, Py_ssize_t index) noexcept:
+        self.steps[depth].key = NULL
+        self.steps[depth].index = index
+
+    cdef size_t place(self, const void *source, size_t size, object owner) except? 0xFFFFFFFFFFFFFFFF:
+        """Reserve a place for one leaf; returns its offset from the start of the data area."""
+        cdef size_t align = 64 if size > LARGE else 8
+        cdef size_t offset = (self.area + align - 1) & ~(align - 1)
+        cdef Piece *grown
+        if size == 0:
+            return self.area
+        if self.count == self.room:
+            self.room = self.room * 2 if self.room else 16
+            grown = <Piece *> realloc(self.pieces, self.room * sizeof(Piece))
+            if grown == NULL:
+                raise MemoryError("no memory for the list of buffers")
+            self.pieces = grown
+        self.pieces[self.count].offset = offset
+        self.pieces[self.count].source = source
+        self.pieces[self.count].size = size
+        self.count += 1
+        self.keep.append(owner)
+        self.area = offset + size
+        if align > self.align:
+            self.align = align
+        return offset
+
+    # -- the walk: returns the object itself where msgpack carries it as it is
+
+    cdef object walk(self, object o, int depth):
+        t = type(o)
+        if t is str:
+            return self.walk_str(o, depth)
+        if t is int:
+            return self.walk_int(o, depth)
+        if t is float or o is None or t is bool:
+            return o
+        if t is dict:
+            return self.walk_dict(o, depth)
+        if t is list:
+            return self.walk_list(o, depth)
+        if t is tuple:
+            return self.walk_tuple(o, depth)
+        if t is bytes:
+            if PyBytes_GET_SIZE(o) <= LARGE:
+                return o
+            return self.blob(B_BYTES, PyBytes_AS_STRING(o), PyBytes_GET_SIZE(o), o)
+        return self.walk_other(o, t, depth)
+
+    cdef object walk_str(self, str o, int depth):
+        cdef Py_ssize_t size
+        cdef const char *text
+        if PyUnicode_IS_COMPACT_ASCII(o) and PyUnicode_GET_LENGTH(o) <= LARGE:
+            return o
+        try:
+            text = PyUnicode_AsUTF8AndSize(o, &size)
+        except UnicodeEncodeError:
+            if self.host:
+                self.depth = depth
+                self.refuse("str", "it holds lone surrogates, which UTF-8 has no form for")
+            return Ext(X_SURROGATES, o.encode("utf-8", "surrogatepass"))
+        if size <= LARGE:
+            return o
+        return self.blob(B_STR, text, size, o)
+
+    cdef object walk_int(self, object o, int depth):
+        cdef int overflow = 0
+        PyLong_AsLongLongAndOverflow(o, &overflow)
+        if overflow == 0:
+            return o
+        if overflow > 0 and o <= 0xFFFFFFFFFFFFFFFF:
+            return o
+        if self.host:
+            self.depth = depth
+            self.refuse("int", "the host's format has integers from -2**63 to 2**64 - 1 only")
+        return Ext(X_BIGINT, o.to_bytes(o.bit_length() // 8 + 1, "little", signed=True))
+
+    cdef object walk_list(self, list o, int depth):
+        cdef Py_ssize_t i = 0
+        cdef list out = None
+        self.enter(depth, o)
+        if PyList_GET_SIZE(o) >= 16:
+            packed = self.pack_numbers(o, PyList_GET_SIZE(o), False)
+            if packed is not None:
+                return packed
+        while i < PyList_GET_SIZE(o):
+            item = <object> PyList_GET_ITEM(o, i)
+            self.at_index(depth, i)
+            new = self.walk(item, depth + 1)
+            if new is not item:
+                if out is None:
+                    out = o[:i]
+                out.append(new)
+            elif out is not None:
+                out.append(item)
+            i += 1
+        return o if out is None else out
+
+    cdef object walk_tuple(self, tuple o, int depth):
+        cdef Py_ssize_t i
+        cdef Py_ssize_t count = PyTuple_GET_SIZE(o)
+        self.enter(depth, o)
+        if count >= 16:
+            packed = self.pack_numbers(o, count, True)
+            if packed is not None:
+                return packed
+        cdef list out = [] if self.host else [MARKS[M_TUPLE]]
+        for i in range(count):
+            self.at_index(depth, i)
+            out.append(self.walk(<object> PyTuple_GET_ITEM(o, i), depth + 1))
+        return out
+
+    cdef object walk_items(self, object o, list out, int depth):
+        """Append the items of a set or another iterable to `out`."""
+        cdef Py_ssize_t i = 0
+        self.enter(depth, o)
+        for item in o:
+            self.at_index(depth, i)
+            out.append(self.walk(item, depth + 1))
+            i += 1
+        return out
+
+    cdef object walk_dict(self, dict o, int depth):
+        cdef PyObject *key_ptr
+        cdef PyObject *value_ptr
+        cdef Py_ssize_t position = 0
+        cdef Py_ssize_t count = len(o)
+        cdef int overflow = 0
+        cdef dict out = None
+        self.enter(depth, o)
+        while PyDict_Next(o, &position, &key_ptr, &value_ptr):
+            key = <object> key_ptr
+            value = <object> value_ptr
+            if type(key) is str:
+                if not PyUnicode_IS_COMPACT_ASCII(key) and not plain_text(key):
+                    return self.walk_odd_dict(o, depth)
+            elif type(key) is int:
+                PyLong_AsLongLongAndOverflow(key, &overflow)
+                if overflow:
+                    return self.walk_odd_dict(o, depth)
+            else:
+                return self.walk_odd_dict(o, depth)
+            self.at_key(depth, key)
+            new = self.walk(value, depth + 1)
+            if new is not value:
+                if out is None:
+                    out = o.copy()
+                out[key] = new
+            if len(o) != count:
+                self.refuse("dict", "it changed while the payload was being encoded")
+        return o if out is None else out
+
+    cdef object walk_odd_dict(self, dict o, int depth):
+        """A dict whose keys msgpack would change, or whose keys themselves need care."""
+        cdef list out
+        if self.host:
+            pairs = {}
+            for key, value in o.items():
+                self.at_key(depth, key)
+                pairs[self.host_key(key, depth + 1)] = self.walk(value, depth + 1)
+            if len(pairs) != len(o):
+                self.depth = depth
+                self.refuse("dict", "two of its keys are the same in the host's format")
+            return pairs
+        out = [MARKS[M_DICT]]
+        for key, value in o.items():
+            self.at_key(depth, key)
+            out.append(self.walk(key, depth + 1))
+            out.append(self.walk(value, depth + 1))
+        return out
+
+    cdef object host_key(self, object key, int depth):
+        t = type(key)
+        self.enter(depth, key)
+        if t is str:
+            if not plain_text(key):
+                self.refuse("str", "a key with lone surrogates")
+            return key
+        if t is int:
+            return self.walk_int(key, depth)
+        if t is float or t is bool or t is bytes or key is None:
+            return key
+        if t is tuple:
+            return tuple([self.host_key(item, depth + 1) for item in key])
+        kind = self.kind_of(t)
+        if kind.code == K_AS and kind.name == "enum":
+            return self.host_key(key.value, depth + 1)
+        if kind.code != K_NATIVE:
+            self.refuse(t.__name__, "not as a key of a dict in the host's format")
+        return decode_header(encode_header(key))  # as text: two keys that become one must be seen here
+
+    cdef object pack_numbers(self, object o, Py_ssize_t count, bint is_tuple):
+        """A long run of ints or floats as one buffer; None where the items are of several kinds."""
+        cdef PyObject **items
+        cdef Py_ssize_t i
+        cdef int overflow = 0
+        cdef long long value
+        cdef long long low = 0
+        cdef long long high = 0
+        cdef int width = 8
+        first = type(o[0])
+        if first is not int and first is not float:
+            return None
+        cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * 8)
+        cdef char *raw = PyBytes_AS_STRING(packed)
+        if first is float:
+            for i in range(count):
+                item = <object> (PyTuple_GET_ITEM(o, i) if is_tuple else PyList_GET_ITEM(o, i))
+                if type(item) is not float:
+                    return None
+                (<double *> raw)[i] = PyFloat_AS_DOUBLE(item)
+            return self.numbers(9, is_tuple, raw, 8, count, packed)
+        for i in range(count):
+            item = <object> (PyTuple_GET_ITEM(o, i) if is_tuple else PyList_GET_ITEM(o, i))
+            if type(item) is not int:
+                return None
+            value = PyLong_AsLongLongAndOverflow(item, &overflow)
+            if overflow:
+                return None
+            (<long long *> raw)[i] = value
+            if value < low:
+                low = value
+            elif value > high:
+                high = value
+        if -128 <= low and high <= 127:
+            width = 1
+            for i in range(count):
+                (<int8_t *> raw)[i] = <int8_t> (<int64_t *> raw)[i]
+        elif -32768 <= low and high <= 32767:
+            width = 2
+            for i in range(count):
+                (<int16_t *> raw)[i] = <int16_t> (<int64_t *> raw)[i]
+        elif -2147483648 <= low and high <= 2147483647:
+            width = 4
+            for i in range(count):
+                (<int32_t *> raw)[i] = <int32_t> (<int64_t *> raw)[i]
+        return self.numbers(width, is_tuple, raw, width, count, packed)
+
+    cdef object numbers(self, int code, bint is_tuple, char *raw, int width, Py_ssize_t count, bytes owner):
+        cdef uint8_t data[24]
+        memset(data, 0, 8)
+        data[0] = code
+        data[1] = is_tuple and not self.host
+        put_numbers(data, self.place(raw, <size_t> count * width, owner), count)
+        return Ext(X_NUMBERS, PyBytes_FromStringAndSize(<char *> data, 24))
+
+    cdef object blob(self, int kind, const char *source, size_t size, object owner):
+        cdef uint8_t data[24]
+        memset(data, 0, 8)
+        data[0] = kind
+        put_numbers(data, self.place(source, size, owner), size)
+        return Ext(X_BLOB, PyBytes_FromStringAndSize(<char *> data, 24))
+
+    cdef Kind kind_of(self, object t):
+        kind = self.kinds.get(t)
+        if kind is None:
+            kind = self.codec.classify(t, self.host)
+            if len(self.kinds) > 4096:
+                self.kinds.clear()  # classes made on the fly must not be kept alive for ever
+            self.kinds[t] = kind
+        return kind
+
+    cdef object walk_other(self, object o, object t, int depth):
+        cdef Kind kind
+        cdef int code
+        cdef dict state
+        cdef list out
+        if t is set or t is frozenset:
+            return self.walk_items(o, [] if self.host else [MARKS[M_SET if t is set else M_FROZENSET]], depth)
+        if t is slice:
+            return self.walk_items((o.start, o.stop, o.step), [] if self.host else [MARKS[M_SLICE]], depth)
+        if t is bytearray:
+            return self.walk_bytearray(o)
+        if t is Ext:
+            return Ext(X_USER, int(o.code).to_bytes(1, "little", signed=True) + bytes(o.data))
+        if t is complex and not self.host:
+            return self.walk_complex(o)
+        if o is UNSET and not self.host:
+            return UNSET_MARK
+        kind = self.kind_of(t)
+        code = kind.code
+        if code == K_TENSOR:
+            return self.walk_tensor(o, depth)
+        if code == K_ARRAY:
+            return self.walk_array(o, depth)
+        self.enter(depth, o)
+        if code == K_NATIVE:
+            return o
+        if code == K_SCALAR:
+            return self.walk_scalar(o)
+        if code == K_NAMEDTUPLE:
+            self.taken_apart(o, kind)
+            return self.walk_items(o, [MARKS[M_NAMEDTUPLE], kind.name], depth)
+        if code == K_ENUM:
+            return [MARKS[M_ENUM], kind.name, self.walk(kind.extract(o), depth + 1)]
+        if code == K_DATACLASS:
+            state = self.taken_apart(o, kind)
+            return [MARKS[M_DATACLASS], kind.name, self.walk_dict(state, depth)]
+        if code == K_STRUCT:
+            state = self.taken_apart(o, kind)
+            return [MARKS[M_STRUCT], kind.name, self.walk_dict(state, depth)]
+        if code == K_STANDARD or code == K_CUSTOM:
+            new = self.taken_apart(o, kind)
+            self.at_key(depth, STATE)
+            out = [MARKS[M_STANDARD if code == K_STANDARD else M_CUSTOM], kind.name]
+            out.append(self.walk(new, depth + 1))
+            return out
+        if code == K_AS:
+            # The host's format has no type of its own for this: another object stands for it.
+            new = self.taken_apart(o, kind)
+            if type(new) is dict:
+                return self.walk_dict(new, depth)
+            self.at_key(depth, STATE)
+            return self.walk(new, depth + 1)
+        if self.allow_pickle:
+            return self.pickled(o)
+        self.refuse(t.__name__, kind.name)
+
+    cdef object taken_apart(self, object o, Kind kind):
+        try:
+            return kind.extract(o)
+        except Exception as error:
+            self.refuse(type(o).__name__, f"{type(error).__name__}: {error}")
+
+    cdef object pickled(self, object o):
+        import pickle
+
+        try:
+            data = pickle.dumps(o, 5)
+        except Exception as error:
+            self.refuse(type(o).__name__, f"pickling it failed with {type(error).__name__}: {error}")
+        return self.blob(B_PICKLE, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), data)
+
+    cdef object walk_bytearray(self, o):
+        if len(o) <= LARGE:
+            return bytes(o) if self.host else Ext(X_BYTEARRAY, bytes(o))
+        # The export forbids a resize, which would move the bytes away, until the plan is dropped.
+        return self.blob(B_BYTES if self.host else B_BYTEARRAY, PyByteArray_AS_STRING(o), len(o), memoryview(o))
+
+    cdef object walk_complex(self, o):
+        cdef double parts[2]
+        parts[0] = o.real
+        parts[1] = o.imag
+        return Ext(X_COMPLEX, PyBytes_FromStringAndSize(<char *> parts, 16))
+
+    cdef object walk_scalar(self, o):
+        need_numpy()
+        try:
+            described = self.codec.describe_dtype(o.dtype)
+        except Exception as error:
+            self.refuse(type(o).__name__, str(error))
+        flags = F_RECORD if o.dtype.type is not numpy.void and o.dtype.names is not None else 0
+        head = bytes([flags, 0]) + len(described).to_bytes(2, "little")
+        return Ext(X_SCALAR, head + described + o.tobytes())
+
+    cdef object walk_plain_tensor(self, t, int code):
+        """The short way for a contiguous CPU tensor: DLPack tells in one call what takes six others. None if it
+        is not one; then `walk_tensor` finds out why."""
+        cdef DLManagedTensor *managed
+        cdef DLTensor *tensor
+        cdef int64_t stride = 1
+        cdef uint8_t head[4]
+        cdef int i
+        try:
+            capsule = to_dlpack(t)
+        except Exception:
+            return None
+        managed = <DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")
+        tensor = &managed.tensor
+        if tensor.device.device_type != 1 or tensor.ndim > MAX_DIMS or tensor.data == NULL:
+            return None
+        if (10 <= code <= 12 and t.is_conj()) or t.is_neg():
+            return None
+        for i in range(tensor.ndim - 1, -1, -1):
+            if tensor.shape[i] != 1 and tensor.strides[i] != stride:
+                return None
+            stride *= tensor.shape[i]
+        head[0], head[1], head[2], head[3] = code, 0, tensor.ndim, 0
+        return self.leaf(
+            X_TENSOR, head, <char *> tensor.data + tensor.byte_offset, stride * itemsizes[code], tensor.shape,
+            tensor.ndim, b"", t,
+        )
+
+    cdef object walk_tensor(self, t, int depth):
+        need_torch()
+        self.depth = depth
+        code_object = dtype_codes.get(t.dtype)
+        if code_object is not None and dl_direct[<int> code_object]:
+            plain = self.walk_plain_tensor(t, code_object)
+            if plain is not None:
+                return plain
+        if code_object is None:
+            if self.allow_pickle:
+                return self.pickled(t)
+            self.refuse("Tensor", f"its dtype is {t.dtype}; send the parts it is made of")
+        cdef int code = code_object
+        if t.layout is not strided or t.is_nested:
+            if self.allow_pickle:
+                return self.pickled(t)
+            layout = "nested" if t.is_nested else t.layout
+            self.refuse("Tensor", f"it is {layout}, not dense; send the dense tensors it is made of")
+        if not t.is_cpu:
+            if t.device.type == "meta":
+                self.refuse("Tensor", "it is on the meta device and has no data")
+            t = t.detach().cpu()
+        cdef object shape = t.shape
+        if code == 10 and (t.is_conj() or not t.is_contiguous()):
+            t = half_pairs(t.detach())
+        if 11 <= code <= 12 and t.is_conj():
+            t = t.detach().resolve_conj()
+        if t.is_neg():
+            t = t.detach().resolve_neg()
+        if not t.is_contiguous():
+            try:
+                t = t.detach().contiguous()
+            except NotImplementedError:
+                # torch has no copy for its youngest dtypes; an integer of the same size has the same bytes
+                t = t.detach().view((torch.uint8, torch.int16)[itemsizes[code] - 1]).contiguous()
+        cdef size_t address = t.data_ptr()
+        cdef Py_ssize_t ndim = PyTuple_GET_SIZE(shape)
+        cdef int64_t dims[MAX_DIMS]
+        cdef size_t count = 1
+        cdef Py_ssize_t i
+        if ndim > MAX_DIMS:
+            self.refuse("Tensor", f"it has {ndim} dimensions, more than {MAX_DIMS}")
+        for i in range(ndim):
+            dims[i] = <object> PyTuple_GET_ITEM(shape, i)
+            count *= dims[i]
+        count *= itemsizes[code]
+        if count and not address:
+            t = t.clone()  # a tensor that stands for zeros without storing them
+            address = t.data_ptr()
+            if not address:
+                self.refuse("Tensor", "it has no memory of its own")
+        cdef uint8_t head[4]
+        head[0] = code
+        head[1] = 0
+        head[2] = ndim
+        head[3] = 0
+        return self.leaf(X_TENSOR, head, <void *> address, count, dims, ndim, b"", t)
+
+    cdef object walk_array(self, o, int depth):
+        need_numpy()
+        self.depth = depth
+        cdef ArrayFields *fields = <ArrayFields *> <PyObject *> o
+        dtype = <object> fields.descr
+        described = self.codec.described.get(dtype)
+        if described is None:
+            try:
+                described = self.codec.describe_dtype(dtype)
+            except Exception as error:
+                if self.allow_pickle:
+                    return self.pickled(o)
+                self.refuse(type(o).__name__, str(error))
+            if dtype.names is None and len(self.codec.described) < 1024:
+                self.codec.described[dtype] = described
+        cdef uint8_t head[4]
+        head[0] = 0
+        if type(o) is recarray:
+            head[0] = F_RECARRAY
+        elif dtype.names is not None and dtype.type is not numpy.void:
+            head[0] = F_RECORD
+        if not fields.flags & C_CONTIGUOUS:
+            o = numpy.array(o, order="C", copy=True)
+            fields = <ArrayFields *> <PyObject *> o
+        cdef int64_t dims[MAX_DIMS]
+        cdef size_t count = dtype.itemsize
+        cdef int i
+        for i in range(fields.nd):
+            dims[i] = fields.dimensions[i]
+            count *= fields.dimensions[i]
+        head[1] = fields.nd
+        head[2] = len(described) & 255
+        head[3] = len(described) >> 8
+        return self.leaf(X_ARRAY, head, fields.data, count, dims, fields.nd, described, o)
+
+    cdef object leaf(
+        self, int code, uint8_t *head, const void *source, size_t size, int64_t *dims, int ndim, bytes tail, owner
+    ):
+        """head (4 bytes) · segment (8, external only) · offset (8) · shape (8 each) · dtype description."""
+        cdef size_t used = 4
+        cdef size_t tail_size = PyBytes_GET_SIZE(tail)
+        cdef size_t total = 12 + 8 * ndim + tail_size
+        cdef object claim = None
+        cdef int flag_at = 1 if code == X_TENSOR else 0
+        if self.loans is not None and size > LARGE:
+            claim = self.claimed(<size_t> source, size)
+            if claim is not None:
+                total += 8
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
+        cdef char *raw = PyBytes_AS_STRING(data)
+        cdef uint64_t offset
+        if claim is not None:
+            head[flag_at] |= F_EXTERNAL
+            self.external = True
+            self.outside += size
+            self.keep.append(owner)
+            offset = claim[0]
+            memcpy(raw + used, &offset, 8)
+            used += 8
+            offset = claim[1]
+        else:
+            offset = self.place(source, size, owner)
+        memcpy(raw, head, 4)
+        memcpy(raw + used, &offset, 8)
+        used += 8
+        memcpy(raw + used, dims, 8 * ndim)
+        memcpy(raw + used + 8 * ndim, PyBytes_AS_STRING(tail), tail_size)
+        return Ext(code, data)
+
+    cdef object claimed(self, size_t address, size_t size):
+        """Where lent memory lies; None for other memory, and for a loan that this payload holds already: two
+        tensors that arrive must not share their bytes."""
+        claim = self.loans.claim(address, size)
+        if claim is None:
+            return None
+        for start, end in self.lent:
+            if address < end and start < address + size:
+                return None
+        self.lent.append((address, address + size))
+        return claim
+
+    # -- results
+
+    cdef int measure(self, object tree) except -1:
+        self.header = encode_header(tree)
+        cdef size_t size = PyBytes_GET_SIZE(self.header)
+        if size > MAX_HEADER_BYTES:
+            raise CodecError(
+                f"payload: its structure alone takes {size} bytes, more than the limit of {MAX_HEADER_BYTES}: "
+                "send long runs of small objects as tensors or arrays"
+            )
+        self.start = PREFIX + size
+        if self.area:
+            self.start = (self.start + self.align - 1) & ~(self.align - 1)
+        self.frame_size = self.start + self.area
+        self.size = self.frame_size + self.outside
+        return 0
+
+    cdef int write(self, char *target) except -1:
+        """Everything up to `frame_size`, gaps as zeros: what lay there before must not travel along."""
+        cdef ofs_piece few[64]
+        cdef ofs_piece *list_ = few
+        cdef size_t i
+        cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
+        cdef size_t next_
+        cdef uint32_t header_size = PyBytes_GET_SIZE(self.header)
+        cdef uint64_t frame_size = self.frame_size
+        cdef char *header = PyBytes_AS_STRING(self.header)
+        if self.count > 64:
+            list_ = <ofs_piece *> malloc(self.count * sizeof(ofs_piece))
+            if list_ == NULL:
+                raise MemoryError("no memory for the list of buffers")
+        memcpy(target, PyBytes_AS_STRING(MAGIC), 4)
+        target[3] = <char> (FORMAT | (HOST_BIT if self.host else 0) | (ALIGNED_BIT if self.align == 64 else 0))
+        memcpy(target + 4, &header_size, 4)
+        memcpy(target + 8, &frame_size, 8)
+        memcpy(target + PREFIX, header, header_size)
+        for i in range(self.count):
+            next_ = self.start + self.pieces[i].offset
+            memset(target + at, 0, next_ - at)
+            at = next_ + self.pieces[i].size
+            list_[i].target = target + next_
+            list_[i].source = self.pieces[i].source
+            list_[i].size = self.pieces[i].size
+        memset(target + at, 0, self.frame_size - at)
+        if self.area < 32768:
+            ofs_copy_pieces(list_, self.count)  # shorter than giving the GIL away and taking it back
+        else:
+            with nogil:
+                ofs_copy_pieces(list_, self.count)
+        if list_ != few:
+            free(list_)
+        return 0
+
+    def pack_into(self, size_t address):
+        """Write the frame; each payload byte is copied once, with the GIL released for all but short frames.
+
+        Args:
+            address: of `frame_size` writable bytes, 64-byte aligned so that the receiver's views are, too.
+        """
+        self.write(<char *> address)
+
+    def to_bytes(self):
+        """The frame on its own memory.
+
+        Returns:
+            `frame_size` bytes.
+
+        Raises:
+            CodecError: some buffer is external, so the frame alone is not the payload.
+        """
+        if self.external:
+            raise CodecError("payload: a loan in shared memory is part of it, it cannot travel as bytes")
+        data = PyBytes_FromStringAndSize(NULL, self.frame_size)
+        self.write(PyBytes_AS_STRING(data))
+        return data
+
+
+cdef inline void put_numbers(uint8_t *data, uint64_t first, uint64_t second) noexcept:
+    memcpy(data + 8, &first, 8)
+    memcpy(data + 16, &second, 8)
+
+
+cdef inline uint64_t number_at(const uint8_t *data, int at) noexcept:
+    """Read without assuming an alignment: extension values stand anywhere in a header."""
+    cdef uint64_t value
+    memcpy(&value, data + at, 8)
+    return value
+
+
+cdef bint plain_text(str text):
+    cdef Py_ssize_t size
+    try:
+        PyUnicode_AsUTF8AndSize(text, &size)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------- decoding
+
+cdef list known_keys = [None] * KEY_SLOTS
+
+
+@cython.final
+cdef class _Reader:
+    cdef Codec codec
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    cdef const char *frame
+    cdef size_t frame_size
+    cdef size_t start
+    cdef size_t taken
+    cdef object source
+    cdef object types
+    cdef object device
+    cdef int copy
+    cdef bint writable
+    cdef bint allow_pickle
+    cdef bint host
+    cdef size_t copy_below
+
+    cdef int broken(self, object why) except -1:
+        raise MetadataError(f"this is not a payload that the codec wrote: {why}")
+
+    # -- msgpack
+
+    cdef inline int need(self, size_t size) except -1:
+        if <size_t> (self.end - self.at) < size:
+            self.broken("its header ends in the middle of a value")
+        return 0
+
+    cdef inline size_t big(self, int width) except? 0xFFFFFFFFFFFFFFFF:
+        """The next `width` bytes as an unsigned number; msgpack is big-endian."""
+        cdef size_t value = 0
+        cdef int i
+        self.need(width)
+        for i in range(width):
+            value = value << 8 | self.at[i]
+        self.at += width
+        return value
+
+    cdef object read(self, int depth):
+        self.need(1)
+        cdef uint8_t tag = self.at[0]
+        cdef uint64_t bits
+        cdef double number
+        self.at += 1
+        if tag < 0x80:
+            return tag
+        if tag >= 0xE0:
+            return <int> <int8_t> tag
+        if tag < 0x90:
+            return self.read_map(tag & 15, depth)
+        if tag < 0xA0:
+            return self.read_list(tag & 15, depth)
+        if tag < 0xC0:
+            return self.read_str(tag & 31)
+        if tag == 0xC0:
+            return None
+        if tag == 0xC2:
+            return False
+        if tag == 0xC3:
+            return True
+        if 0xC4 <= tag <= 0xC6:
+            return self.read_bytes(self.big(1 << (tag - 0xC4)))
+        if 0xC7 <= tag <= 0xC9:
+            return self.read_ext(self.big(1 << (tag - 0xC7)))
+        if tag == 0xCB:
+            bits = self.big(8)
+            memcpy(&number, &bits, 8)
+            return PyFloat_FromDouble(number)
+        if 0xCC <= tag <= 0xCF:
+            return self.big(1 << (tag - 0xCC))
+        if tag == 0xD0:
+            return <int> <int8_t> self.big(1)
+        if tag == 0xD1:
+            return <int> <int16_t> self.big(2)
+        if tag == 0xD2:
+            return <int> <int32_t> self.big(4)
+        if tag == 0xD3:
+            return PyLong_FromLongLong(<int64_t> self.big(8))
+        if 0xD4 <= tag <= 0xD8:
+            return self.read_ext(1 << (tag - 0xD4))
+        if 0xD9 <= tag <= 0xDB:
+            return self.read_str(self.big(1 << (tag - 0xD9)))
+        if 0xDC <= tag <= 0xDD:
+            return self.read_list(self.big(2 << (tag - 0xDC)), depth)
+        if 0xDE <= tag <= 0xDF:
+            return self.read_map(self.big(2 << (tag - 0xDE)), depth)
+        self.broken(f"byte {tag:#x} starts no value")
+
+    cdef object read_str(self, size_t size):
+        self.need(size)
+        text = PyUnicode_DecodeUTF8(<const char *> self.at, size, NULL)
+        self.at += size
+        return text
+
+    cdef object read_bytes(self, size_t size):
+        self.need(size)
+        data = PyBytes_FromStringAndSize(<const char *> self.at, size)
+        self.at += size
+        return data
+
+    cdef object read_key(self, int depth):
+        """Short keys come back as the same string object each time, which saves making and hashing them."""
+        self.need(1)
+        cdef uint8_t tag = self.at[0]
+        cdef size_t size = tag & 31
+        cdef size_t slot = 5381
+        cdef size_t i
+        cdef PyObject *known
+        if not 0xA0 <= tag <= 0xBF or size == 0:
+            return self.read(depth)
+        self.at += 1
+        self.need(size)
+        for i in range(size):
+            slot = slot * 33 ^ self.at[i]
+        slot = (slot ^ slot >> 9) & (KEY_SLOTS - 1)
+        known = PyList_GET_ITEM(known_keys, slot)
+        if known != <PyObject *> None:
+            key = <object> known
+            if PyUnicode_GET_LENGTH(key) == <Py_ssize_t> size and not memcmp(
+                PyUnicode_1BYTE_DATA(key), self.at, size
+            ):
+                self.at += size
+                return key
+        key = PyUnicode_DecodeUTF8(<const char *> self.at, size, NULL)
+        self.at += size
+        if PyUnicode_IS_COMPACT_ASCII(key):
+            known_keys[slot] = key
+        return key
+
+    cdef object read_map(self, size_t count, int depth):
+        cdef dict out = {}
+        cdef size_t i
+        if depth >= STEPS or count > <size_t> (self.end - self.at) // 2:
+            self.broken("a dict is nested too deep or longer than the header")
+        for i in range(count):
+            key = self.read_key(depth + 1)
+            if type(key) is not str and type(key) is not int:
+                if not self.host:
+                    self.broken("a dict has a key of another kind than the codec writes")
+                if type(key) is list:
+                    key = frozen(key)
+            out[key] = self.read(depth + 1)
+        if <size_t> len(out) != count:
+            self.broken("a dict has a key twice")
+        return out
+
+    cdef object read_list(self, size_t count, int depth):
+        cdef list out
+        cdef size_t i
+        if depth >= STEPS or count > <size_t> (self.end - self.at):
+            self.broken("a list is nested too deep or longer than the header")
+        if count and self.end - self.at >= 3 and self.at[0] == 0xD4 and self.at[1] == X_MARK:
+            self.at += 3
+            return self.read_marked((self.at - 1)[0], count - 1, depth)
+        out = PyList_New(count)
+        for i in range(count):
+            item = self.read(depth + 1)
+            Py_INCREF(item)
+            PyList_SET_ITEM(out, i, item)
+        return out
+
+    cdef object read_items(self, size_t count, int depth):
+        cdef tuple out = PyTuple_New(count)
+        cdef size_t i
+        for i in range(count):
+            item = self.read(depth + 1)
+            Py_INCREF(item)
+            PyTuple_SET_ITEM(out, i, item)
+        return out
+
+    cdef object read_marked(self, int mark, size_t count, int depth):
+        cdef dict pairs
+        cdef size_t i
+        cdef tuple items
+        if mark == M_DICT:
+            if count & 1:
+                self.broken("a dict has a key without a value")
+            pairs = {}
+            for i in range(count // 2):
+                key = self.read(depth + 1)
+                pairs[key] = self.read(depth + 1)
+            if <size_t> len(pairs) != count // 2:
+                self.broken("a dict has a key twice")
+            return pairs
+        items = self.read_items(count, depth)
+        if mark == M_TUPLE:
+            return items
+        if mark == M_SET:
+            return set(items)
+        if mark == M_FROZENSET:
+            return frozenset(items)
+        if mark == M_SLICE and count == 3:
+            return slice(items[0], items[1], items[2])
+        if mark < M_DATACLASS or mark >= M_COUNT or not count or type(items[0]) is not str:
+            self.broken(f"a list has the unknown mark {mark}")
+        return self.codec.restore(mark, items[0], items[1:], self.types)
+
+    # -- extension values
+
+    cdef object read_ext(self, size_t size):
+        self.need(size + 1)
+        cdef int code = <int8_t> self.at[0]
+        cdef const uint8_t *data = self.at + 1
+        self.at = data + size
+        if code == X_TENSOR:
+            return self.read_tensor(data, size)
+        if code == X_ARRAY:
+            return self.read_array(data, size)
+        if code == X_NUMBERS and size == 24:
+            return self.read_numbers(data)
+        if code == X_BLOB and size == 24:
+            return self.read_blob(data)
+        raw = PyBytes_FromStringAndSize(<const char *> data, size)
+        if code == -1 and self.host:
+            return decode_header(bytes([0xC7, size & 255, 0xFF]) + raw)  # a date with a time zone
+        if code == X_BYTEARRAY:
+            return bytearray(raw)
+        if code == X_BIGINT and size:
+            return int.from_bytes(raw, "little", signed=True)
+        if code == X_COMPLEX and size == 16:
+            return complex((<double *> PyBytes_AS_STRING(raw))[0], (<double *> PyBytes_AS_STRING(raw))[1])
+        if code == X_SURROGATES:
+            return raw.decode("utf-8", "surrogatepass")
+        if code == X_SCALAR and size >= 4:
+            return self.read_scalar(raw)
+        if code == X_USER and size:
+            return Ext(<int> <int8_t> data[0], raw[1:])
+        if code == X_UNSET and not size:
+            return UNSET
+        self.broken(f"extension value {code} of {size} bytes is not known")
+
+    cdef size_t locate(self, uint64_t offset, size_t size) except? 0xFFFFFFFFFFFFFFFF:
+        """Where in the frame a leaf lies. Leaves come in order and never overlap, so no two results share bytes."""
+        cdef size_t at = self.start + offset
+        if size == 0:
+            return 0
+        if offset & 7 or offset > self.frame_size or size > self.frame_size or at < self.taken or at + size > self.frame_size:
+            self.broken("a buffer lies outside of it, or in another buffer")
+        self.taken = at + size
+        return at
+
+    cdef object read_numbers(self, const uint8_t *data):
+        cdef int code = data[0]
+        cdef uint64_t count = number_at(data, 16)
+        cdef size_t width = 8 if code == 9 else code
+        if code not in (1, 2, 4, 8, 9) or count > self.frame_size:
+            self.broken("a list of numbers is longer than the payload")
+        cdef const char *raw = self.frame + self.locate(number_at(data, 8), count * width)
+        cdef object out = PyTuple_New(count) if data[1] else PyList_New(count)
+        cdef bint is_tuple = data[1]
+        cdef size_t i
+        for i in range(count):
+            if code == 9:
+                item = PyFloat_FromDouble((<const double *> raw)[i])
+            elif code == 1:
+                item = <int> (<const int8_t *> raw)[i]
+            elif code == 2:
+                item = <int> (<const int16_t *> raw)[i]
+            elif code == 4:
+                item = <int> (<const int32_t *> raw)[i]
+            else:
+                item = PyLong_FromLongLong((<const int64_t *> raw)[i])
+            Py_INCREF(item)
+            if is_tuple:
+                PyTuple_SET_ITEM(out, i, item)
+            else:
+                PyList_SET_ITEM(out, i, item)
+        return out
+
+    cdef object read_blob(self, const uint8_t *data):
+        cdef int kind = data[0]
+        cdef size_t size = number_at(data, 16)
+        cdef const char *raw = self.frame + self.locate(number_at(data, 8), size)
+        cdef char *target = NULL
+        if kind == B_STR:
+            return PyUnicode_DecodeUTF8(raw, size, NULL)
+        if kind == B_BYTEARRAY:
+            out = PyByteArray_FromStringAndSize(NULL, size)
+            target = PyByteArray_AS_STRING(out)
+        elif kind == B_BYTES or kind == B_PICKLE:
+            out = PyBytes_FromStringAndSize(NULL, size)
+            target = PyBytes_AS_STRING(out)
+        else:
+            self.broken(f"blob of the unknown kind {kind}")
+        with nogil:
+            ofs_copy(target, raw, size)
+        if kind == B_PICKLE:
+            return self.unpickled(out)
+        return out
+
+    cdef object unpickled(self, bytes data):
+        if not self.allow_pickle:
+            raise CodecError("the payload holds a pickled object; set allow_pickle on the receiving side, too")
+        import pickle
+
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise CodecError(f"a pickled object cannot be restored: {type(error).__name__}: {error}") from error
+
+    cdef object read_scalar(self, bytes raw):
+        need_numpy()
+        size = int.from_bytes(raw[2:4], "little")
+        dtype = self.dtype_of(raw[4 : 4 + size])
+        data = raw[4 + size :]
+        if len(data) != dtype.itemsize:
+            self.broken("a NumPy scalar has the wrong size")
+        if raw[0] & F_RECORD:
+            dtype = numpy.dtype((numpy.record, dtype))
+        value = numpy.ndarray((), dtype, bytearray(data))[()]
+        return value
+
+    cdef object dtype_of(self, bytes described):
+        dtype = self.codec.parsed.get(described)
+        if dtype is None:
+            dtype = self.codec.parse_dtype(described)
+            if len(self.codec.parsed) < 1024:
+                self.codec.parsed[described] = dtype
+        return dtype
+
+    cdef int read_shape(self, const uint8_t *data, int ndim, size_t itemsize, size_t *count) except -1:
+        """Check a shape; `count` gets the number of elements. Products must not wrap around."""
+        cdef int i
+        cdef int64_t size
+        cdef size_t total = 1
+        cdef bint empty = False
+        for i in range(ndim):
+            memcpy(&size, data + 8 * i, 8)
+            if size < 0:
+                self.broken("a shape has a negative size")
+            if size == 0:
+                empty = True
+                continue
+            if total > (<size_t> 1 << 62) // <size_t> size:
+                self.broken("a shape is larger than memory")
+            total *= size
+        if itemsize and total > (<size_t> 1 << 62) // itemsize:
+            self.broken("a shape is larger than memory")
+        count[0] = 0 if empty else total
+        return 0
+
+    cdef inline bint private(self, size_t size, bint readonly_view_ok) noexcept:
+        if self.source is None or self.copy == 1:
+            return True
+        if self.copy == 0:
+            return False
+        return size <= self.copy_below or not self.writable and not readonly_view_ok
+
+    cdef object outside(self, uint64_t segment, uint64_t offset, size_t size, bint readonly):
+        if self.source is None:
+            self.broken("a buffer lies in a shared segment, but this came without one")
+        return self.source.external(segment, offset, size, readonly)
+
+    cdef object read_tensor(self, const uint8_t *data, size_t size):
+        need_torch()
+        if size < 12:
+            self.broken("a tensor is cut short")
+        cdef int code = data[0]
+        cdef bint external = data[1] & F_EXTERNAL
+        cdef int ndim = data[2]
+        cdef size_t head = 20 if external else 12
+        if code >= DTYPES or dtypes[code] is None:
+            raise CodecError(f"this torch ({torch.__version__}) has no dtype for a tensor in the payload (number {code})")
+        if ndim > MAX_DIMS or size != head + 8 * <size_t> ndim:
+            self.broken("a tensor has a shape of the wrong length")
+        cdef int64_t dims[MAX_DIMS]
+        cdef size_t count
+        self.read_shape(data + head, ndim, itemsizes[code], &count)
+        memcpy(dims, data + head, 8 * ndim)
+        cdef size_t nbytes = count * itemsizes[code]
+        cdef uint64_t segment = 0
+        cdef uint64_t offset
+        cdef size_t at = 0
+        cdef bint private = self.private(nbytes, False) and (self.device is None or self.source is None)
+        if external:
+            memcpy(&segment, data + 4, 8)
+        memcpy(&offset, data + head - 8, 8)
+        if not external:
+            at = self.locate(offset, nbytes)
+        if nbytes == 0:
+            out = empty_tensor([dims[i] for i in range(ndim)], dtypes[code])
+        elif private and not external:
+            out = self.own_tensor(self.frame + at, code, ndim, dims, count)
+        else:
+            if external:
+                view = self.outside(segment, offset, nbytes, private)
+            else:
+                view = self.source.view(at, nbytes, False)
+            if private:
+                out = self.copied_tensor(view, code, ndim, dims, count)
+            else:
+                out = tensor_over(view, code, ndim, dims, count)
+        if self.device is None:
+            return out
+        try:
+            return out.to(self.device)
+        except Exception as error:
+            # The payload is whole: it must not count as damaged, and can be got again.
+            raise CodecError(f"a tensor cannot be moved to {self.device}: {type(error).__name__}: {error}") from error
+
+    cdef object own_tensor(self, const void *raw, int code, int ndim, int64_t *dims, size_t count):
+        cdef size_t nbytes = count * itemsizes[code]
+        cdef Owner *owner = new_owner(ndim, nbytes)
+        if nbytes < 32768:
+            memcpy(owner.managed.tensor.data, raw, nbytes)
+        else:
+            with nogil:
+                ofs_copy(owner.managed.tensor.data, raw, nbytes)
+        return tensor_of(owner, code, ndim, dims, count)
+
+    cdef object copied_tensor(self, view, int code, int ndim, int64_t *dims, size_t count):
+        cdef Py_buffer buffer
+        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        try:
+            if <size_t> buffer.len < count * itemsizes[code]:
+                self.broken("a buffer is shorter than its shape")
+            return self.own_tensor(buffer.buf, code, ndim, dims, count)
+        finally:
+            PyBuffer_Release(&buffer)
+
+    cdef object read_array(self, const uint8_t *data, size_t size):
+        need_numpy()
+        if size < 12:
+            self.broken("an array is cut short")
+        cdef int flags = data[0]
+        cdef bint external = flags & F_EXTERNAL
+        cdef int ndim = data[1]
+        cdef size_t described = data[2] | <size_t> data[3] << 8
+        cdef size_t head = 20 if external else 12
+        cdef int i
+        if ndim > MAX_DIMS or size != head + 8 * <size_t> ndim + described:
+            self.broken("an array has a shape of the wrong length")
+        dtype = self.dtype_of(PyBytes_FromStringAndSize(<const char *> data + head + 8 * ndim, described))
+        cdef size_t itemsize = dtype.itemsize
+        cdef size_t count
+        self.read_shape(data + head, ndim, itemsize, &count)
+        cdef size_t nbytes = count * itemsize
+        cdef int64_t number
+        cdef uint64_t segment = 0
+        cdef uint64_t offset
+        cdef size_t at = 0
+        cdef bint private = self.private(nbytes, True)
+        cdef tuple shape = PyTuple_New(ndim)
+        for i in range(ndim):
+            memcpy(&number, data + head + 8 * i, 8)
+            item = PyLong_FromLongLong(number)
+            Py_INCREF(item)
+            PyTuple_SET_ITEM(shape, i, item)
+        if external:
+            memcpy(&segment, data + 4, 8)
+        memcpy(&offset, data + head - 8, 8)
+        if not external:
+            at = self.locate(offset, nbytes)
+        if flags & F_RECORD:
+            dtype = numpy.dtype((numpy.record, dtype))
+        if nbytes == 0:
+            out = ndarray(shape, dtype, bytearray())
+        elif private and not external:
+            out = np_empty(shape, dtype)
+            self.fill_array(out, self.frame + at, nbytes)
+        else:
+            if external:
+                view = self.outside(segment, offset, nbytes, not self.writable)
+            else:
+                view = self.source.view(at, nbytes, not self.writable)
+            out = ndarray(shape, dtype, view)
+            if private:
+                out = out.copy()
+        return out.view(recarray) if flags & F_RECARRAY else out
+
+    cdef int fill_array(self, out, const void *raw, size_t size) except -1:
+        cdef ArrayFields *fields = <ArrayFields *> <PyObject *> out
+        if size < 32768:
+            memcpy(fields.data, raw, size)
+        else:
+            with nogil:
+                ofs_copy(fields.data, raw, size)
+        return 0
+
+
+cdef object frozen(list key):
+    return tuple([frozen(item) if type(item) is list else item for item in key])
+
+
+@cython.final
+cdef class Codec:
+    """A codec over the callbacks that know the rare types.
+
+    Args:
+        classify: ``(type, host) -> Kind``, asked once per type.
+        restore: ``(mark, name, items, types) -> object`` for lists that stand for an object of a class.
+        describe_dtype: NumPy dtype to bytes; raises TypeError for what cannot be carried.
+        parse_dtype: the reverse; never returns a dtype that holds objects.
+    """
+
+    cdef object classify
+    cdef object restore
+    cdef object describe_dtype
+    cdef object parse_dtype
+    cdef dict kinds
+    cdef dict host_kinds
+    cdef dict described
+    cdef dict parsed
+
+    def __cinit__(self, *, classify, restore, describe_dtype, parse_dtype):
+        self.classify = classify
+        self.restore = restore
+        self.describe_dtype = describe_dtype
+        self.parse_dtype = parse_dtype
+        self.kinds, self.host_kinds, self.described, self.parsed = {}, {}, {}, {}
+
+    def forget_types(self):
+        """Ask `classify` again: a type was registered."""
+        self.kinds.clear()
+        self.host_kinds.clear()
+
+    def plan(self, obj, *, wire="exact", bint allow_pickle=False, loans=None):
+        """Take a payload apart and measure it; nothing is copied yet.
+
+        Args:
+            obj: the payload.
+            wire: "exact" carries types as they are, "host" as the host's serializer would show them.
+            allow_pickle: objects of unknown classes travel as pickles instead of being refused.
+            loans: None, or an object with ``claim(address, nbytes)`` that answers ``(segment, offset)`` for
+                memory it lent out and None for other memory. Asked for each tensor and array of more than
+                `COPY_BELOW` bytes that lies on the CPU. A claim stands even if this call then fails.
+
+        Returns:
+            The plan. It keeps the payload's buffers alive; they must not be changed before `pack_into`.
+
+        Raises:
+            CodecError: something cannot be carried; the message starts with the path to it.
+        """
+        cdef Step steps[STEPS + 1]
+        cdef Plan plan = Plan.__new__(Plan)
+        plan.host = is_host(wire)
+        plan.codec = self
+        plan.kinds = self.host_kinds if plan.host else self.kinds
+        plan.allow_pickle = allow_pickle
+        plan.loans = loans
+        plan.keep = []
+        plan.lent = None if loans is None else []
+        plan.align = 8
+        plan.steps = steps
+        plan.depth = 0
+        try:
+            plan.measure(plan.walk(obj, 0))
+        except (FastShmError, MemoryError):
+            raise
+        except RecursionError:
+            raise CodecError(f"{plan.path()}: nested too deep for the stack that is left here") from None
+        except Exception as error:
+            raise CodecError(f"{plan.path()}: {type(error).__name__}: {error}") from error
+        finally:
+            plan.steps = NULL
+        plan.loans = None
+        return plan
+
+    def decode(
+        self, frame, *, source=None, copy=None, bint writable=True, device=None, types=(), bint allow_pickle=False,
+        wire="exact", size_t copy_below=LARGE
+    ):
+        """Read a frame back.
+
+        Args:
+            frame: the bytes; anything with the buffer protocol. Not looked at any more after the call.
+            source: None makes all leaves private, writable memory. Else an object whose
+                ``view(offset, nbytes, readonly)`` and ``external(segment, offset, nbytes, readonly)`` give
+                buffers that keep the memory alive; large leaves are views over these.
+            copy: None gives views for large leaves, True own memory for all, False views for all.
+            writable: False where other takers see the same bytes: NumPy views are read-only then, tensors private
+                copies unless `copy` is False.
+            device: where tensors shall arrive; None and the CPU leave them in host memory.
+            types: "module:Class" names whose modules may be imported for decoding.
+            allow_pickle: restore pickled objects.
+            wire: the profile that both sides agreed on.
+            copy_below: leaves of up to that many bytes get their own storage when `copy` is None.
+
+        Returns:
+            The payload. A view lives, and keeps its bytes, until the last tensor or array over it dies.
+
+        Raises:
+            MetadataError: the frame is cut short, damaged or foreign.
+            CodecError: the payload is whole but holds something that this process cannot restore.
+        """
+        cdef Py_buffer buffer
+        cdef _Reader reader = _Reader.__new__(_Reader)
+        reader.codec = self
+        reader.source = source
+        reader.copy = -1 if copy is None else 1 if copy else 0
+        reader.writable = writable
+        reader.types = types
+        reader.allow_pickle = allow_pickle
+        reader.copy_below = copy_below
+        reader.host = is_host(wire)
+        if device is not None and str(device) != "cpu":
+            reader.device = device
+        PyObject_GetBuffer(frame, &buffer, PyBUF_SIMPLE)
+        try:
+            return decode_frame(reader, &buffer)
+        finally:
+            PyBuffer_Release(&buffer)
+
+
+cdef bint is_host(object wire) except -1:
+    if wire == "exact":
+        return False
+    if wire == "host":
+        return True
+    raise CodecError(f"wire is {wire!r}; it can be 'exact' or 'host'")
+
+
+cdef object decode_frame(_Reader reader, Py_buffer *buffer):
+    cdef const char *raw = <const char *> buffer.buf
+    cdef size_t size = buffer.len
+    cdef uint32_t header_size
+    cdef uint64_t frame_size
+    if size < PREFIX or memcmp(raw, PyBytes_AS_STRING(MAGIC), 3):
+        reader.broken("it does not start like one")
+    if raw[3] & VERSION_BITS != FORMAT:
+        reader.broken(f"format version {raw[3] & VERSION_BITS}, this build reads {FORMAT}")
+    if bool(raw[3] & HOST_BIT) != reader.host:
+        sent, here = ("host", "exact") if raw[3] & HOST_BIT else ("exact", "host")
+        raise MetadataError(f"the payload was sent with wire={sent!r} but is read with wire={here!r}: use one for both")
+    memcpy(&header_size, raw + 4, 4)
+    memcpy(&frame_size, raw + 8, 8)
+    if frame_size > size or (reader.source is None and frame_size != size) or PREFIX + header_size > frame_size:
+        reader.broken(f"it says {frame_size} bytes with a header of {header_size}, but {size} came")
+    reader.frame = raw
+    reader.frame_size = frame_size
+    reader.at = <const uint8_t *> raw + PREFIX
+    reader.end = reader.at + header_size
+    cdef size_t align = 64 if raw[3] & ALIGNED_BIT else 8
+    reader.start = (PREFIX + header_size + align - 1) & ~(align - 1)
+    reader.taken = reader.start
+    try:
+        out = reader.read(0)
+        if reader.at != reader.end:
+            reader.broken("its header goes on behind the payload")
+    except (FastShmError, MemoryError):
+        raise
+    except Exception as error:
+        raise MetadataError(
+            f"this is not a payload that the codec wrote: {type(error).__name__}: {error}"
+        ) from error
+    return out

@@ -1,0 +1,240 @@
+"""``omni-fastshm validate`` and the command line around it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_fastshm.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Write = Callable[[str], str]
+
+GOOD = """
+connectors:
+  ref:
+    name: InProcessConnector
+    extra: {max_bytes: 1000, put_timeout_s: null}
+stages:
+  - stage_id: 0
+    engine_args: {model_stage: thinker}
+  - {stage_id: 1, name: talker, input_connectors: {from_stage_0: ref}}
+  - {stage_id: 2, engine_input_source: [1]}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def build(text: str) -> str:
+        path = tmp_path / "p.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return build
+
+
+def validate(path: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    status = main(["validate", path])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return status, captured.out.splitlines()
+
+
+def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "omni_fastshm", *arguments], capture_output=True, text=True, timeout=60, **more
+    )
+
+
+def test_the_edges_as_a_table(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(GOOD)
+    status, lines = validate(path, capsys)
+    assert status == 0
+    assert lines == [
+        f"{path}: 3 stages, 2 edges",
+        "",
+        "FROM         TO          CONNECTOR              DEFINED AT                                        SETTINGS",
+        "0 (thinker)  1 (talker)  InProcessConnector     p.yaml:9 stages[1].input_connectors.from_stage_0  "
+        "max_bytes=1000",
+        "1 (talker)   2           SharedMemoryConnector  p.yaml:10 stages[2].engine_input_source[0]        "
+        "shm_threshold_bytes=65536",
+        "",
+        "ok",
+    ]
+
+
+def test_every_problem_is_named(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(GOOD + "  - {stage_id: 2}\n  - {stage_id: 3, input_connectors: {from_stage_0: reff}}\n")
+    status, lines = validate(path, capsys)
+    assert status == 1
+    problems = [line for line in lines if line.startswith("problem: ")]
+    assert len(problems) == 2
+    assert f"problem: {path}:11: stages[3].stage_id: the stage '2' exists already" in problems[0]
+    assert "did you mean 'ref'?" in problems[1]
+    assert lines[-1] == "2 problems"
+    # An edge whose connector was refused is shown as such, not with a default that it will never get.
+    assert any(line.startswith("0 (thinker)  3           ?") for line in lines)
+
+
+def test_warnings_do_not_fail(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(GOOD.replace("stages:", "  spare: {name: MooncakeConnector}\nstages:"))
+    status, lines = validate(path, capsys)
+    assert status == 0
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert len(warnings) == 2
+    assert "no such backend yet" in warnings[0]
+    assert "no edge uses the connector 'spare'" in warnings[1]
+    assert lines[-1] == "ok"
+
+
+def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "none.yaml")
+    status, lines = validate(path, capsys)
+    assert status == 1
+    assert lines == [
+        f"{path}: 0 stages, 0 edges",
+        f"problem: {path}: cannot be read: No such file or directory",
+        "1 problem",
+    ]
+
+
+def test_an_empty_file(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("# nothing\n")
+    assert validate(path, capsys) == (
+        0,
+        [f"{path}: 0 stages, 0 edges", "nothing is configured: no edge, no connector", "ok"],
+    )
+
+
+def test_nothing_in_a_file_can_move_the_cursor(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write('stages: [{stage_id: "a\\e[2J\\n"}, {stage_id: b, engine_input_source: ["a\\e[2J\\n", "\\r"]}]')
+    assert main(["validate", path]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\r" not in out
+    assert "a\\x1b[2J\\n" in out
+
+
+def test_long_settings_are_cut(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(GOOD.replace("max_bytes: 1000", "extra_ignored: [" + "x" * 500 + "]"))
+    _, lines = validate(path, capsys)
+    assert max(len(line) for line in lines) < 200
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni", "three_kinds_of_edges"])
+def test_the_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = validate(str(EXAMPLES / f"{name}.yaml"), capsys)
+    assert status == 0
+    assert lines[-1] == "ok"
+    assert "0 (encoder)" in lines[3] if name == "three_kinds_of_edges" else "0 (thinker)" in lines[3]
+
+
+def test_the_documentation_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    main(["validate", "examples/qwen2_5_omni.yaml"])
+    shown = "```\n$ omni-fastshm validate examples/qwen2_5_omni.yaml\n" + capsys.readouterr().out + "```\n"
+    assert shown in (EXAMPLES.parent / "docs/configuration.md").read_text()
+
+
+# The command line
+
+
+def test_as_a_module(write: Write) -> None:
+    done = command("validate", write(GOOD))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert done.stdout.endswith("\nok\n")
+    assert command("validate", write("5")).returncode == 1
+
+
+def test_the_other_module_name(write: Write) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omni_fastshm.cli", "validate", write(GOOD)], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["validate"], ["validate", "a", "b"], ["--nonsense"]])
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: omni-fastshm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["validate", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert "validate" in out
+    assert "run" in out or "CONFIG" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("omni-fastshm ")
+
+
+def test_validate_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from omni_fastshm.cli import main; main(['validate', sys.argv[1]]); "
+        "print([m for m in ('torch', 'numpy', 'PIL', 'rich', 'omni_fastshm.cli.run') if m in sys.modules])"
+    )
+    example = str(EXAMPLES / "three_kinds_of_edges.yaml")
+    done = subprocess.run([sys.executable, "-c", code, example], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_reader_that_goes_away(write: Write) -> None:
+    stages = "".join(f"  - {{stage_id: {n}, engine_input_source: [{n - 1}]}}\n" for n in range(3, 3000))
+    path = write(GOOD + stages)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omni_fastshm", "validate", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(60) == 1
+
+
+def test_names_that_the_output_cannot_show(write: Write) -> None:
+    path = write(GOOD.replace("name: talker", "name: \u2713"))
+    done = command("validate", path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 (\\u2713)" in done.stdout
+
+
+@pytest.mark.parametrize(("no_colour", "coloured"), [("", True), ("1", False)])
+def test_colours_only_on_a_terminal(write: Write, no_colour: str, coloured: bool) -> None:
+    outer, inner = pty.openpty()
+    environment = {**os.environ, "NO_COLOR": no_colour}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "omni_fastshm", "validate", write("5")],
+            stdout=inner,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            env=environment,
+        )
+    finally:
+        os.close(inner)
+    with open(outer, "rb", buffering=0) as terminal:
+        shown = terminal.read(10_000)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert (b"\x1b[31mproblem\x1b[0m: " in shown) is coloured
+    assert (b"\x1b" in shown) is coloured
