@@ -32,7 +32,10 @@ cdef extern from "ofs_copy.h" nogil:
         const void *source
         size_t size
     void ofs_copy(void *target, const void *source, size_t size)
-    void ofs_copy_pieces(const ofs_piece *pieces, size_t count)
+    void ofs_copy_pieces(const ofs_piece *pieces, size_t count, size_t stream_from)
+    enum:
+        OFS_STREAM_FROM
+        OFS_STREAM_SHARED_FROM
 
 cdef extern from *:
     """
@@ -1044,7 +1047,7 @@ cdef class Plan:
         self.size = self.frame_size + self.outside
         return 0
 
-    cdef int write(self, char *target) except -1:
+    cdef int write(self, char *target, size_t stream_from) except -1:
         """Everything up to `frame_size`, gaps as zeros: what lay there before must not travel along."""
         cdef ofs_piece few[64]
         cdef ofs_piece *list_ = few
@@ -1072,10 +1075,10 @@ cdef class Plan:
             list_[i].size = self.pieces[i].size
         memset(target + at, 0, self.frame_size - at)
         if self.area < 32768:
-            ofs_copy_pieces(list_, self.count)  # shorter than giving the GIL away and taking it back
+            ofs_copy_pieces(list_, self.count, OFS_STREAM_FROM)  # shorter than giving the GIL away and taking it back
         else:
             with nogil:
-                ofs_copy_pieces(list_, self.count)
+                ofs_copy_pieces(list_, self.count, stream_from)
         if list_ != few:
             free(list_)
         return 0
@@ -1086,7 +1089,7 @@ cdef class Plan:
         Args:
             address: of `frame_size` writable bytes, 64-byte aligned so that the receiver's views are, too.
         """
-        self.write(<char *> address)
+        self.write(<char *> address, OFS_STREAM_SHARED_FROM)
 
     def to_bytes(self):
         """The frame on its own memory.
@@ -1100,7 +1103,7 @@ cdef class Plan:
         if self.external:
             raise CodecError("payload: a loan in shared memory is part of it, it cannot travel as bytes")
         data = PyBytes_FromStringAndSize(NULL, self.frame_size)
-        self.write(PyBytes_AS_STRING(data))
+        self.write(PyBytes_AS_STRING(data), OFS_STREAM_FROM)
         return data
 
 

@@ -6,9 +6,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Each kernel copies `size` bytes, a multiple of 256, to a 64-byte aligned target, past the cache.
- * The sfence at the end is what makes a later release store publish these bytes: streaming stores are weakly
- * ordered even on x86, and without it a reader can see the block's word before the block's bytes. */
+/* Each kernel copies `size` bytes, a multiple of 256, to a 64-byte aligned target, past the cache. */
 
 __attribute__((target("avx512f"))) static void stream_avx512(char *to, const char *from, size_t size)
 {
@@ -26,7 +24,6 @@ __attribute__((target("avx512f"))) static void stream_avx512(char *to, const cha
         _mm512_stream_si512((void *)(to + i + 128), c);
         _mm512_stream_si512((void *)(to + i + 192), d);
     }
-    _mm_sfence();
 }
 
 __attribute__((target("avx2"))) static void stream_avx2(char *to, const char *from, size_t size)
@@ -43,7 +40,6 @@ __attribute__((target("avx2"))) static void stream_avx2(char *to, const char *fr
         _mm256_stream_si256((void *)(to + i + 64), c);
         _mm256_stream_si256((void *)(to + i + 96), d);
     }
-    _mm_sfence();
 }
 
 static void stream_sse2(char *to, const char *from, size_t size)
@@ -59,10 +55,16 @@ static void stream_sse2(char *to, const char *from, size_t size)
         _mm_stream_si128((void *)(to + i + 32), c);
         _mm_stream_si128((void *)(to + i + 48), d);
     }
+}
+
+/* Makes a later release store publish streamed bytes: these stores are weakly ordered even on x86, and without it a reader
+ * can see the block's word before the block's bytes. */
+static void finish_streaming(void)
+{
     _mm_sfence();
 }
 
-static void copy_large(char *to, const char *from, size_t size)
+static void stream(char *to, const char *from, size_t size)
 {
     size_t head = (size_t)(-(intptr_t)to & 63);
     memcpy(to, from, head);
@@ -88,7 +90,11 @@ const char *ofs_copy_kernel(void)
 
 #else
 
-static void copy_large(char *to, const char *from, size_t size)
+static void finish_streaming(void)
+{
+}
+
+static void stream(char *to, const char *from, size_t size)
 {
     memcpy(to, from, size);
 }
@@ -100,18 +106,21 @@ const char *ofs_copy_kernel(void)
 
 #endif
 
-void ofs_copy(void *target, const void *source, size_t size)
+void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count, size_t stream_from)
 {
-    if (size == 0)
-        return; /* an empty tensor's address may be null, which memcpy must not be given */
-    if (size >= OFS_STREAM_FROM)
-        copy_large(target, source, size);
-    else
-        memcpy(target, source, size);
+    for (size_t i = 0; i < count; i++) {
+        const struct ofs_piece *piece = &pieces[i];
+        if (piece->size == 0)
+            continue; /* an empty tensor's address may be null, which memcpy must not be given */
+        if (piece->size >= stream_from)
+            stream(piece->target, piece->source, piece->size);
+        else
+            memcpy(piece->target, piece->source, piece->size);
+    }
+    finish_streaming();
 }
 
-void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count)
+void ofs_copy(void *target, const void *source, size_t size)
 {
-    for (size_t i = 0; i < count; i++)
-        ofs_copy(pieces[i].target, pieces[i].source, pieces[i].size);
+    ofs_copy_pieces(&(struct ofs_piece){target, source, size}, 1, OFS_STREAM_FROM);
 }

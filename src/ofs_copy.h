@@ -7,9 +7,11 @@
 
 #include <stddef.h>
 
-/* From this size on streaming stores win: the target will not be read from this core's cache soon, and fetching
- * each line before overwriting it would cost a third of the bandwidth. Below, the reader finds it in cache. */
+/* Streaming stores go past the cache: no line is fetched before it is overwritten. Into private memory they win from the
+ * size on that would not stay in the cache anyway. Into memory that a process on another core has just read they win far
+ * earlier, for its cache holds the lines and an ordinary store has to take back each of them (bench/results/copy.json). */
 #define OFS_STREAM_FROM ((size_t)4 << 20)
+#define OFS_STREAM_SHARED_FROM ((size_t)4 << 10)
 
 /* One piece: `size` bytes from `source` to `target`. */
 struct ofs_piece {
@@ -18,11 +20,12 @@ struct ofs_piece {
     size_t size;
 };
 
-/* Copy one piece; all stores are globally visible before a later release store of the same thread. */
+/* Copy into memory of this process. */
 void ofs_copy(void *target, const void *source, size_t size);
 
-/* Copy `count` pieces in order. */
-void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count);
+/* Copy `count` pieces in order, those of at least `stream_from` bytes by streaming stores. All are globally visible before
+ * a later release store of the same thread. */
+void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count, size_t stream_from);
 
 /* Which kernel large copies use on this machine: "avx512", "avx2", "sse2" or "memcpy". For reports. */
 const char *ofs_copy_kernel(void);

@@ -134,7 +134,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._refuse("put")
         edge = _edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
-        takers = check_consumers(consumers)
+        takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if not wait:
             return self._helper().submit(self._put, edge, request, data, takers)
         return self._put(edge, request, data, takers)

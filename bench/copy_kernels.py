@@ -1,0 +1,88 @@
+"""When streaming stores win: copying into shared memory that a process on another core has just read.
+
+Run: ``python -m bench.copy_kernels``; prints one JSON object, kept as ``bench/results/copy.json``. A forked reader spins on a
+word, sums the bytes when it changes, and answers; the writer copies with our kernel, streaming or not, into the same place
+each time. Both ways take turns. "usable" ends when the reader saw the word, "read" when it had read every byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from omni_fastshm import _codec
+
+SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+ROUNDS = 60
+NEVER = (1 << 64) - 1
+
+
+class Piece(ctypes.Structure):
+    _fields_ = (("target", ctypes.c_void_p), ("source", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+copy_pieces = ctypes.CDLL(_codec.__file__).ofs_copy_pieces
+copy_pieces.argtypes = [ctypes.POINTER(Piece), ctypes.c_size_t, ctypes.c_size_t]
+
+
+def spin_until(ready: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            raise TimeoutError("the other process does not answer")
+
+
+def reader(words: np.ndarray, data: np.ndarray) -> None:
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
+    for turn in range(1, len(SIZES) * ROUNDS * 2 + 1):
+        spin_until(lambda turn=turn: words[0] == turn)
+        words[2] = time.monotonic_ns()
+        data[: int(words[1]) // 8].sum()
+        words[3] = time.monotonic_ns()
+        words[4] = turn
+
+
+def main() -> None:
+    words = np.frombuffer(mmap.mmap(-1, 4096), dtype=np.int64)
+    memory = mmap.mmap(-1, SIZES[-1])
+    data = np.frombuffer(memory, dtype=np.int64)
+    data[:] = 1
+    source = ctypes.create_string_buffer(SIZES[-1])
+    child = os.fork()
+    if child == 0:
+        try:
+            reader(words, data)
+        finally:
+            os._exit(0)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    figures, turn = [], 0
+    for size in SIZES:
+        times: dict[tuple[str, str], list[float]] = {}
+        piece = Piece(data.ctypes.data, ctypes.addressof(source), size)
+        for index in range(ROUNDS * 2):
+            way, limit = (("streaming", 1), ("memcpy", NEVER))[index % 2]
+            turn += 1
+            words[1] = size
+            start = time.monotonic_ns()
+            copy_pieces(piece, 1, limit)
+            words[0] = turn
+            spin_until(lambda turn=turn: words[4] == turn)
+            times.setdefault((way, "usable"), []).append((words[2] - start) / 1e3)
+            times.setdefault((way, "read"), []).append((words[3] - start) / 1e3)
+        row = {f"{way}_{what}_us": round(statistics.median(each), 1) for (way, what), each in times.items()}
+        figures.append({"bytes": size, **row})
+    os.waitpid(child, 0)
+    machine = {"machine": platform.machine(), "kernel": platform.release(), "cores": os.cpu_count()}
+    print(json.dumps({**machine, "figures": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""A producer here and a consumer in another process, driven message by message."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from bench import payloads
+from bench.control import Mailbox
+from bench.peers import load_peer
+
+REPLY_WITHIN_S = 60.0
+
+
+@dataclass
+class Samples:
+    """One-way times in nanoseconds, one entry per message, from the moment before `put`."""
+
+    put: list[int] = field(default_factory=list)
+    usable: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    preempted: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long all messages took together."""
+        return sum(self.read) / 1e9
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the kernel counted for a process, from its start or between two moments.
+
+    Args:
+        faults: page faults that needed no disk.
+        preempted: how often it lost its core although it could have gone on.
+    """
+
+    faults: int
+    preempted: int
+
+    @classmethod
+    def so_far(cls) -> Usage:
+        counted = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(counted.ru_minflt, counted.ru_nivcsw)
+
+    def until_now(self) -> Usage:
+        now = Usage.so_far()
+        return Usage(now.faults - self.faults, now.preempted - self.preempted)
+
+
+def mark(moment: str) -> None:
+    """Leave a line in a trace of system calls: a look at a file that cannot exist, named after the moment."""
+    os.access(f"/omni-bench-mark/{moment}", os.F_OK)
+
+
+def consume(commands: Connection, name: str, mailbox_name: str, core: int | None, yields: bool) -> None:
+    """The consumer's whole life: obey commands from the pipe, take messages announced in the mailbox."""
+    import torch
+
+    torch.set_num_threads(1)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    peer = load_peer(name)
+    mailbox = Mailbox(mailbox_name, create=False, yields=yields)
+    end: Any = None
+    sent: Any = None
+    commands.send("ready")
+    while True:
+        what, value = commands.recv()
+        answer: Any = None
+        try:
+            if what == "open":
+                place, load = value
+                mailbox.reset()
+                sent = payloads.make(load)
+                end = peer.open(place, "get", load)
+                gc.collect()
+                gc.disable()
+            elif what == "check":
+                answer = payloads.difference(sent, peer.get(end, mailbox.receive()))
+            elif what == "take":
+                answer = _take(peer, end, mailbox, *value)
+            elif what == "close":
+                end.close()
+                end = sent = None
+                gc.enable()
+            else:
+                mailbox.close()
+                return
+        except Exception as error:
+            commands.send(error)
+            mailbox.fail()
+        else:
+            commands.send(answer)
+
+
+def _take(peer: Any, end: Any, mailbox: Mailbox, count: int, tag: str) -> Usage:
+    """Take `count` messages, read each; what this process used meanwhile."""
+    now = time.monotonic_ns
+    before = Usage.so_far()
+    mark(f"begin-{tag}")
+    for _ in range(count):
+        data = peer.get(end, mailbox.receive())
+        got = now()
+        payloads.read_all(data)
+        read = now()
+        data = None
+        mailbox.answer(got, read)
+    mark(f"end-{tag}")
+    return before.until_now()
+
+
+class Pair:
+    """A peer's producer in this process and its consumer in a process of its own.
+
+    Args:
+        name: the peer, one of `bench.peers.NAMES`.
+        place: prefix of everything it may create in /dev/shm.
+        core: where the consumer shall stay, None for anywhere.
+        yields: see `Mailbox`.
+    """
+
+    def __init__(self, name: str, place: str, core: int | None, yields: bool = True) -> None:
+        self.name = name
+        self.peer = load_peer(name)
+        self.place = f"{place}-{name.replace('_', '')[:8]}"
+        control = f"{self.place}-control"
+        self.mailbox = Mailbox(control, create=True, yields=yields)
+        context = multiprocessing.get_context("spawn")
+        self.commands, theirs = context.Pipe()
+        self.child = context.Process(target=consume, args=(theirs, name, control, core, yields), daemon=True)
+        self.child.start()
+        theirs.close()
+        self.end: Any = None
+        self.data: Any = None
+        self._answer()
+
+    def open(self, load: str) -> None:
+        self.data = payloads.make(load)
+        self.mailbox.reset()
+        self.end = self.peer.open(self.place, "put", load)
+        self._command("open", (self.place, load))
+
+    def check(self) -> None:
+        """Send one payload and have the other side compare it with the original; not timed.
+
+        Raises:
+            AssertionError: it did not arrive as it was sent.
+        """
+        self.commands.send(("check", None))
+        with self._both_stop():
+            self.mailbox.send(self.peer.put(self.end, self.data))
+        difference = self._answer()
+        assert difference is None, f"{self.name}: {difference}"
+
+    def run(self, count: int, samples: Samples | None = None, tag: str = "run") -> list[Usage]:
+        """Send `count` messages one after the other.
+
+        Args:
+            count: how many.
+            samples: where to append the times.
+            tag: names this run's marks in a trace of system calls.
+
+        Returns:
+            What the producer and the consumer used meanwhile.
+        """
+        now = time.monotonic_ns
+        put, end, data, mailbox = self.peer.put, self.end, self.data, self.mailbox
+        self.commands.send(("take", (count, tag)))
+        before = Usage.so_far()
+        mark(f"begin-{tag}")
+        with self._both_stop():
+            for _ in range(count):
+                start = now()
+                note = put(end, data)
+                handed = now()
+                mailbox.send(note)
+                got, read = mailbox.answers()
+                if samples is not None:
+                    samples.put.append(handed - start)
+                    samples.usable.append(got - start)
+                    samples.read.append(read - start)
+        mark(f"end-{tag}")
+        used = [before.until_now(), self._answer()]
+        if samples is not None:
+            samples.preempted += sum(each.preempted for each in used)
+        return used
+
+    def close_ends(self) -> None:
+        self._command("close", None)
+        self.end.close()
+        self.end = self.data = None
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.child.is_alive():
+            self.commands.send(("exit", None))
+            self.child.join(10)
+        if self.child.is_alive():
+            self.child.kill()
+            self.child.join(10)
+        if self.end is not None:
+            self.end.close()
+        self.commands.close()
+        self.mailbox.close()
+
+    @contextlib.contextmanager
+    def _both_stop(self) -> Iterator[None]:
+        """When one side fails the other must not wait for it: the next load would find it still waiting."""
+        try:
+            yield
+        except BrokenPipeError:
+            pass  # the consumer's own error follows through the pipe, and says more
+        except BaseException:
+            self.mailbox.fail()
+            with contextlib.suppress(Exception):
+                self._answer()
+            raise
+
+    def _command(self, what: str, value: Any) -> Any:
+        self.commands.send((what, value))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        if not self.commands.poll(REPLY_WITHIN_S):
+            raise TimeoutError(f"{self.name}: the consumer did not answer within {REPLY_WITHIN_S} s")
+        answer = self.commands.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
