@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from omni_fastshm import codec, janitor, segments
 from omni_fastshm._core import Directory, Extent, Inbox, Lease, Outbox
@@ -291,7 +291,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         inbox = self._consumer.inbox(name)
         if inbox is None:
             return None
-        return self._take(inbox, block, sequence, edge, request, metadata["size"], copy, device)
+        return self._take(inbox, block, sequence, _Wanted(edge, request, metadata["size"], copy, device))
 
     def _get_by_key(
         self, edge: tuple[str, str], request: str, timeout: float | None, copy: bool | None, device: Any
@@ -311,10 +311,9 @@ class SharedMemoryConnector(OmniConnectorBase):
             seen = directory.listen(stage)  # before the look: what arrives after it rings the bell
             place = self._consumer.find(directory, self.namespace, edge_id, hashed)
             if place is not None:
-                found = self._take(*place, edge, request, None, copy, device)
+                found = self._take(*place, _Wanted(edge, request, None, copy, device))
                 if found is not None:
-                    return found
-                continue  # somebody was faster: look again
+                    return found  # otherwise somebody was faster, or it was replaced: then the bell rang again
             if timeout == 0:
                 return None
             now = time.monotonic_ns()
@@ -326,33 +325,13 @@ class SharedMemoryConnector(OmniConnectorBase):
             if self._stopped:
                 self._refuse("get")
 
-    def _take(
-        self,
-        inbox: Inbox,
-        block: int,
-        sequence: int,
-        edge: tuple[str, str],
-        request: str,
-        size: int | None,
-        copy: bool | None,
-        device: Any,
-    ) -> tuple[Any, int] | None:
+    def _take(self, inbox: Inbox, block: int, sequence: int, wanted: _Wanted) -> tuple[Any, int] | None:
         if inbox.settled:
-            return self._hold_and_take(inbox, block, sequence, edge, request, size, copy, device)
+            return self._hold_and_take(inbox, block, sequence, wanted)
         with inbox.late:
-            return self._hold_and_take(inbox, block, sequence, edge, request, size, copy, device)
+            return self._hold_and_take(inbox, block, sequence, wanted)
 
-    def _hold_and_take(
-        self,
-        inbox: Inbox,
-        block: int,
-        sequence: int,
-        edge: tuple[str, str],
-        request: str,
-        size: int | None,
-        copy: bool | None,
-        device: Any,
-    ) -> tuple[Any, int] | None:
+    def _hold_and_take(self, inbox: Inbox, block: int, sequence: int, wanted: _Wanted) -> tuple[Any, int] | None:
         try:
             lease = inbox.hold(block, sequence)
         except FileNotFoundError:
@@ -360,22 +339,15 @@ class SharedMemoryConnector(OmniConnectorBase):
         if lease is None:
             return None
         if not lease.brief:
-            return self._decode_and_take(lease, edge, request, size, copy, device)
+            return self._decode_and_take(lease, wanted, wanted.copy)
         try:
-            return self._decode_and_take(lease, edge, request, size, True, device)
+            return self._decode_and_take(lease, wanted, True)
         finally:
             lease.release()
 
-    def _decode_and_take(
-        self,
-        lease: Lease,
-        edge: tuple[str, str],
-        request: str,
-        size: int | None,
-        copy: bool | None,
-        device: Any,
-    ) -> tuple[Any, int] | None:
+    def _decode_and_take(self, lease: Lease, wanted: _Wanted, copy: bool | None) -> tuple[Any, int] | None:
         """Decode first, use up the take after: a payload that this process cannot rebuild can be got again."""
+        edge, request, size, device = wanted.edge, wanted.request, wanted.size, wanted.device
         if lease.key != (edge_hash(*edge), *request_hash(request)):
             raise MetadataError(
                 "the block belongs to another edge or request than its metadata says", op="get", key=request
@@ -510,6 +482,16 @@ def _edge(from_stage: StageId, to_stage: StageId) -> tuple[str, str]:
         return _known_edge(from_stage, to_stage)
     except TypeError:  # unhashable: let the check say what is wrong with it
         return check_edge(from_stage, to_stage)
+
+
+class _Wanted(NamedTuple):
+    """What a get asks for, once it is known where that is."""
+
+    edge: tuple[str, str]
+    request: str
+    size: int | None  # as the metadata says; None when found by key
+    copy: bool | None
+    device: Any
 
 
 class _Claims:
