@@ -18,6 +18,8 @@ DIRECTIVES = {
     "boundscheck": False,
     "wraparound": False,
     "embedsignature": True,
+    # A copy of a handle would give back twice what it holds; Cython makes simple classes picklable unasked.
+    "auto_pickle": False,
 }
 # A wrong extern declaration is silent in Cython: make the compiler refuse what it cannot match to a header.
 FLAGS = ["-O3", "-std=gnu11", "-Werror=implicit-function-declaration", "-Werror=incompatible-pointer-types"]

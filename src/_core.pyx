@@ -95,7 +95,7 @@ cdef class Segment:
         _check(ofs_segment_stat(fd, &found), "inspect", name)
         if found.size:
             with nogil:
-                rc = ofs_segment_map(fd, found.size, populate, &base)
+                rc = ofs_segment_map(fd, found.size, populate, keep, &base)
             _check(rc, "map", name)
         self.base = <char *>base
         self.size = found.size
@@ -249,7 +249,7 @@ cdef class Extent:
 
     def claim(self, uint64_t address, uint64_t size):
         """``(segment, offset)`` of a piece of these bytes, or None when it lies elsewhere."""
-        if address < self.address or address + size > self.address + self.size:
+        if address < self.address or size > self.size or address - self.address > self.size - size:
             return None
         return self.number, self.offset + (address - self.address)
 

@@ -61,7 +61,7 @@ void ofs_blocks_extend(struct ofs_control *control, uint32_t count)
 
 bool ofs_block_free(const struct ofs_block *block)
 {
-    /* published: sees all that a releasing reader did before; `seq` because a waiting producer looks here after it
+    /* released: sees all that a releasing reader did before; `seq` because a waiting producer looks here after it
      * announced itself (space). */
     return (ofs_load64_seq(&block->word) & IN_USE) == 0;
 }
@@ -182,10 +182,11 @@ uint32_t ofs_request_cancel(struct ofs_control *control, uint64_t request_high, 
     uint32_t cancelled = 0, ready = ofs_blocks_ready(control);
     for (uint32_t i = 0; i < ready; i++) {
         struct ofs_block *block = ofs_block_at(control, i);
+        /* content: the sequence before everything else; if the block is published anew meanwhile, the cancellation below
+         * finds another one. Read after the look at `pending`, it could be the next life's with this life's request. */
+        uint64_t sequence = ofs_load64_acquire(&block->sequence);
         if (!ofs_block_pending(block))
             continue;
-        /* Sequence first: if the block is published anew meanwhile, the cancellation below finds another one. */
-        uint64_t sequence = ofs_load64_acquire(&block->sequence);
         if (ofs_load64_acquire(&block->request_high) == request_high &&
             ofs_load64_acquire(&block->request_low) == request_low)
             cancelled += ofs_block_cancel(control, i, sequence) == OFS_OK;

@@ -2,7 +2,8 @@
  *
  * Every function works on the producer's control segment, from any process, without a lock and without waiting; a
  * compare-and-swap is repeated only when somebody else made progress (lock-free). Whoever dies between two calls leaves
- * a state that the others can go on from: bits of dead readers are cleared by `ofs_reader_clear`.
+ * a state that the others can go on from: bits of dead readers are cleared by `ofs_reader_clear`. Calls of one process with
+ * one slot must not overlap (the GIL sees to that): they share the slot's bit.
  */
 #ifndef OFS_BLOCK_H
 #define OFS_BLOCK_H

@@ -23,7 +23,7 @@ struct ofs_piece {
 /* Copy into memory of this process. */
 void ofs_copy(void *target, const void *source, size_t size);
 
-/* Copy `count` pieces in order, those of at least `stream_from` bytes by streaming stores. All are globally visible before
+/* Copy `count` pieces in order, those of at least `stream_from` bytes (64 or more) by streaming stores. All are globally visible before
  * a later release store of the same thread. */
 void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count, size_t stream_from);
 

@@ -6,6 +6,8 @@
 
 uint64_t ofs_ring_round(uint64_t size)
 {
+    if (size > UINT64_MAX - OFS_ALIGN)
+        return UINT64_MAX & ~(OFS_ALIGN - 1); /* larger than any segment: refused, where a wrap to 0 would fit anywhere */
     return size == 0 ? OFS_ALIGN : (size + OFS_ALIGN - 1) & ~(OFS_ALIGN - 1);
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,13 +39,25 @@ int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size)
     return -rc;
 }
 
-int ofs_segment_map(int fd, uint64_t size, bool populate, void **base)
+static int open_again(int fd)
 {
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, 0);
-    if (at == MAP_FAILED)
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+int ofs_segment_map(int fd, uint64_t size, bool populate, bool apart, void **base)
+{
+    int through = apart ? open_again(fd) : fd;
+    if (through < 0)
         return -errno;
-    *base = at;
-    return OFS_OK;
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (populate ? MAP_POPULATE : 0), through, 0);
+    int rc = at == MAP_FAILED ? -errno : OFS_OK;
+    if (apart)
+        close(through);
+    if (rc == OFS_OK)
+        *base = at;
+    return rc;
 }
 
 int ofs_segment_unmap(void *base, uint64_t size)

@@ -31,8 +31,10 @@ int ofs_segment_resize(int fd, uint64_t size);
 /* Take the memory for [offset, offset + size) now: -ENOSPC today instead of SIGBUS some day. */
 int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size);
 
-/* Map the whole object for reading and writing; `populate` also fills the page tables, so that no fault comes later. */
-int ofs_segment_map(int fd, uint64_t size, bool populate, void **base);
+/* Map the whole object for reading and writing; `populate` also fills the page tables, so that no fault comes later.
+ * `apart` maps through an open file description of its own: a mapping keeps its description, and with it the locks, and a
+ * forked child inherits the mapping, so a dead process would count as alive for as long as its child lives. */
+int ofs_segment_map(int fd, uint64_t size, bool populate, bool apart, void **base);
 
 int ofs_segment_unmap(void *base, uint64_t size);
 

@@ -1,0 +1,85 @@
+/* Copies of all sizes and alignments, with guard bytes on both sides of the target. */
+#include "harness.h"
+
+#include <string.h>
+
+#include "ofs_copy.h"
+
+#define GUARD 64u
+#define ROOM (OFS_STREAM_FROM + 4096u)
+
+static unsigned char *source, *target;
+
+/* One copy, as it is done into private memory and as it is done into shared memory. */
+static void one(size_t size, size_t from, size_t to)
+{
+    unsigned char *at = target + GUARD + to;
+    for (int shared = 0; shared < 2; shared++) {
+        struct ofs_piece piece = {at, source + from, size};
+        memset(at - GUARD, 0xa5, GUARD);
+        memset(at + size, 0xa5, GUARD);
+        memset(at, 0, size < 8192 ? size : 8192);
+        if (shared)
+            ofs_copy_pieces(&piece, 1, OFS_STREAM_SHARED_FROM);
+        else
+            ofs_copy(at, source + from, size);
+        CHECK(memcmp(at, source + from, size) == 0);
+        for (size_t i = 0; i < GUARD; i++)
+            CHECK(at[i - GUARD] == 0xa5 && at[size + i] == 0xa5);
+    }
+}
+
+static void small_sizes(void)
+{
+    for (size_t size = 0; size <= 300; size++)
+        for (size_t at = 0; at < 64; at += size < 70 ? 1 : 13)
+            one(size, at, (at * 7) % 64);
+    for (size_t size = 301; size <= 70000; size += 97 + size / 64)
+        one(size, size % 64, (size / 64) % 64);
+    for (size_t from = 0; from < 64; from++)
+        for (size_t to = 0; to < 64; to++)
+            one(OFS_STREAM_SHARED_FROM - 32 + 5 * from, from, to); /* ordinary and streaming, all alignments */
+}
+
+static void around_streaming(void)
+{
+    const size_t around[] = {OFS_STREAM_FROM - 1, OFS_STREAM_FROM, OFS_STREAM_FROM + 1, OFS_STREAM_FROM + 63,
+                             OFS_STREAM_FROM + 255, OFS_STREAM_FROM + 256, OFS_STREAM_FROM + 321};
+    const size_t shifts[] = {0, 1, 32, 63};
+    for (size_t i = 0; i < sizeof around / sizeof around[0]; i++)
+        for (size_t from = 0; from < 4; from++) {
+            memset(target, 0, ROOM);
+            one(around[i], shifts[from], shifts[(from + i) % 4]);
+        }
+}
+
+static void pieces(void)
+{
+    unsigned char *at = target + GUARD;
+    struct ofs_piece list[] = {
+        {at, source, 100}, {NULL, NULL, 0}, {at + 100, source + 1000, 0}, {at + 128, source + 7, 5000},
+    };
+    memset(target, 0xa5, 8192);
+    ofs_copy_pieces(list, 4, OFS_STREAM_SHARED_FROM);
+    CHECK(memcmp(at, source, 100) == 0 && memcmp(at + 128, source + 7, 5000) == 0);
+    CHECK(at[-1] == 0xa5 && at[100] == 0xa5 && at[127] == 0xa5 && at[5128] == 0xa5);
+    ofs_copy_pieces(NULL, 0, 1);
+    ofs_copy(NULL, NULL, 0);
+    CHECK(strlen(ofs_copy_kernel()) > 0);
+}
+
+int main(void)
+{
+    alarm(60);
+    uint64_t random = 3;
+    source = zeroed(ROOM);
+    target = zeroed(ROOM);
+    for (size_t i = 0; i < ROOM; i++)
+        source[i] = (unsigned char)(next_random(&random) >> 56);
+    small_sizes();
+    pieces();
+    around_streaming();
+    free(source);
+    free(target);
+    return 0;
+}
