@@ -23,6 +23,11 @@ _LIVENESS_NS = 50_000_000  # a put that waits for room looks this often whether 
 _MANY = 16  # segments hold whole payloads when fewer than this would fit, so that no large rest is wasted
 
 
+def _rounded(size: int) -> int:
+    """What an allocation of `size` bytes takes: whole cache lines, at least one."""
+    return max(-(-size // 64) * 64, 64)
+
+
 class Producer:
     """One producing endpoint: made when the first payload needs it.
 
@@ -95,13 +100,17 @@ class Producer:
                 return room
         return self._wait_for(size, lambda: self.outbox.reserve(size), timeout_s)
 
+    def can_fit(self, size: int) -> bool:
+        """Could an idle ring take this?"""
+        return _rounded(size) <= self.max_bytes
+
     def lend(self, size: int, timeout_s: float) -> Extent | None:
         """Memory for a loan, or None when there is none within the time."""
         return self._wait_for(size, lambda: self.outbox.lend(size), timeout_s)
 
     def _wait_for(self, size: int, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
-        if size > self.max_bytes:
-            return None  # can never fit: no use in waiting
+        if not self.can_fit(size):
+            return None  # no use in waiting
         deadline = time.monotonic() + timeout_s
         self._waiting += 1
         try:
@@ -119,7 +128,9 @@ class Producer:
         while not self.closed:
             seen = self.outbox.announce()  # before the last look: a release after it rings the bell
             made = attempt()
-            if made is None and (self._grow(size) or self.outbox.reap()):
+            if made is None and self.outbox.reap():
+                made = attempt()  # dead readers held enough: no need for more memory
+            if made is None and self._grow(size):
                 made = attempt()
             if made is not None or time.monotonic() >= deadline:
                 return made
@@ -130,7 +141,7 @@ class Producer:
 
     def _grow(self, size: int) -> bool:
         """Add a data segment that holds `size` bytes, if the limit and the mount allow it."""
-        need = max(-(-size // 64) * 64, 64)
+        need = _rounded(size)
         wanted = self._segment_size(need)
         if wanted < need:
             self._trim(0)  # empty segments of the wrong size are in the way
@@ -179,7 +190,7 @@ class Producer:
         self.outbox.sweep()
         if self.outbox.ring.used:
             return
-        need = max(-(-size // 64) * 64, 64)
+        need = _rounded(size)
         sizes = [segment.size for segment in self.outbox.data_segments()]
         now = sum(each // need for each in sizes) + (self.max_bytes - sum(sizes)) // need
         usual = self._usual_size(need, self.max_bytes)

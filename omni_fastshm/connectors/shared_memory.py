@@ -19,7 +19,7 @@ from omni_fastshm._core import Directory, Extent, Inbox, Lease, Outbox
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.directory import leave_directory, open_directory
-from omni_fastshm.errors import ConnectorClosed, ForkedConnector, MetadataError, SegmentError
+from omni_fastshm.errors import ConfigError, ConnectorClosed, ForkedConnector, MetadataError, SegmentError
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.loans import make_loan
 from omni_fastshm.metadata import check_place, integer
@@ -212,9 +212,14 @@ class SharedMemoryConnector(OmniConnectorBase):
 
     def _log_refusal(self, producer: Producer, edge: tuple[str, str], request: str, plan: codec.Plan) -> None:
         ring = producer.outbox.ring
+        why = (
+            f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
+            "raise max_bytes or put_timeout_s, or send less at a time"
+            if producer.can_fit(plan.frame_size)
+            else "it is larger than max_bytes: raise that"
+        )
         logger.warning(
-            "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %d, used %d, %d free on %s); "
-            "waited up to %.3g s",
+            "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %d, used %d, %d free on %s); %s",
             request,
             *edge,
             plan.frame_size,
@@ -223,7 +228,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             ring.used,
             segments.mount_free(),
             segments.MOUNT,
-            self._settings["put_timeout_s"],
+            why,
         )
 
     def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
@@ -257,7 +262,8 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._refuse("get")
         edge = _edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
-        if timeout != 0:
+        _check_copy(copy)
+        if type(timeout) is not int or timeout != 0:
             timeout = check_timeout(timeout)
         try:
             if metadata is None:
@@ -482,6 +488,11 @@ def _edge(from_stage: StageId, to_stage: StageId) -> tuple[str, str]:
         return _known_edge(from_stage, to_stage)
     except TypeError:  # unhashable: let the check say what is wrong with it
         return check_edge(from_stage, to_stage)
+
+
+def _check_copy(copy: Any) -> None:
+    if copy is not None and type(copy) is not bool:
+        raise ConfigError(f"copy: {copy!r:.60} is neither None, True nor False", op="get")
 
 
 class _Wanted(NamedTuple):
