@@ -72,7 +72,7 @@ class Consumer:
 
     def producers(self, directory: Directory, namespace: str) -> tuple[Inbox, ...]:
         """All producers of the namespace; looked up anew only when one came or went."""
-        epoch = directory.epoch
+        epoch: int | None = directory.epoch
         if epoch == self._epoch:
             return self._all
         with self._lock:
@@ -82,6 +82,7 @@ class Consumer:
                     inbox = self.inbox(segments.control_name(namespace, endpoint))
                 except FastShmError as error:  # one bad neighbour must not cut off the others
                     logger.warning("a producer of namespace %s cannot be reached: %s", namespace, error)
+                    epoch = None  # look again next time: it may have been a want of descriptors
                     continue
                 if inbox is not None:
                     found.append(inbox)
@@ -92,15 +93,15 @@ class Consumer:
 
     def find(
         self, directory: Directory, namespace: str, edge: int, request: tuple[int, int]
-    ) -> tuple[Inbox, int, int] | None:
-        """The newest untaken payload under a key: ``(inbox, block, sequence)``."""
+    ) -> tuple[Inbox, int, int, int] | None:
+        """The newest untaken payload under a key: ``(inbox, block, sequence, stamp)``."""
         return find_newest(self.producers(directory, namespace), edge, *request)
 
     def forget_closed(self) -> None:
         """Let go of producers that have closed: views keep what they need of them."""
         for name, inbox in list(self.known.items()):
             if inbox.closed:
-                del self.known[name]
+                self.known.pop(name, None)
                 inbox.forget_segments()
                 self._remember([inbox])
 

@@ -43,10 +43,22 @@ def _make(name: str) -> Directory | None:
         segment = segments.make(name, SIZE, lock=LOCK_MAKER)
     except FileExistsError:
         return None
+    # Used before it is finished, and before the maker's lock goes: whoever wants to remove it needs both locks.
+    if not Segment.lock(segment.fd, name, LOCK_USERS, False):
+        return None
     directory = Directory(segment, True)
-    Segment.lock(segment.fd, name, LOCK_USERS, False)
     Segment.unlock(segment.fd, name, LOCK_MAKER)
     return directory
+
+
+def remove_if_unused(fd: int, name: str) -> bool:
+    """Remove a directory that nobody uses or makes; the descriptor must have no lock of its own."""
+    unused: bool = (
+        Segment.lock(fd, name, LOCK_MAKER) and Segment.lock(fd, name, LOCK_USERS) and Segment.inspect(fd, name)[4]
+    )
+    if unused:
+        segments.unlink(name)
+    return unused
 
 
 def _join(name: str, fd: int) -> Directory | None:
@@ -74,7 +86,8 @@ def _join(name: str, fd: int) -> Directory | None:
             op="open",
             segment=name,
         )
-    segments.unlink(name)  # its maker died half-way
+    if Segment.inspect(segment.fd, name)[4]:  # still: only whoever has the maker's lock, as we do now, may unlink it
+        segments.unlink(name)  # its maker died half-way
     return None
 
 
@@ -85,6 +98,5 @@ def leave_directory(directory: Directory) -> None:
         return
     Segment.unlock(segment.fd, segment.name, LOCK_USERS)
     # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
-    if Segment.lock(segment.fd, segment.name, LOCK_USERS) and Segment.inspect(segment.fd, segment.name)[4]:
-        segments.unlink(segment.name)
+    remove_if_unused(segment.fd, segment.name)
     segment.close_descriptor()

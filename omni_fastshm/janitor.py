@@ -7,13 +7,15 @@ objects of this user and with our prefix are looked at.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from omni_fastshm import segments
-from omni_fastshm._core import LOCK_OWNER, LOCK_USERS, Inbox, Segment
-from omni_fastshm.directory import leave_directory, open_directory
+from omni_fastshm._core import LOCK_OWNER, Inbox, Segment
+from omni_fastshm.directory import leave_directory, open_directory, remove_if_unused
 from omni_fastshm.errors import FastShmError, MetadataError
 
 logger = logging.getLogger("omni_fastshm")
@@ -49,13 +51,20 @@ def sweep(namespace: str | None = None, *, force: bool = False) -> Swept:
     swept = Swept()
     names = segments.list_names(segments.owner_prefix() + ("" if namespace is None else f"{namespace}."))
     for control in _by_age([name for name in names if name.endswith(".ctl")]):
-        try:
+        with _left_alone_on_error(control):
             _sweep_endpoint(control, [n for n in names if n.startswith(control[:-3] + "d")], force, swept)
-        except (FastShmError, OSError) as error:
-            logger.warning("janitor: %s left alone: %s", control, error)
     _remove_strays(names, swept)
     _sweep_directories([name for name in names if name.endswith(".dir")], swept)
     return swept
+
+
+@contextlib.contextmanager
+def _left_alone_on_error(name: str) -> Iterator[None]:
+    """Whatever stands under one name, a link or another user's file, must not keep us from the others, or from work."""
+    try:
+        yield
+    except (FastShmError, OSError) as error:
+        logger.warning("janitor: %s left alone: %s", name, error)
 
 
 def _by_age(controls: list[str]) -> list[str]:
@@ -97,7 +106,8 @@ def _sweep_endpoint(control: str, data: list[str], force: bool, swept: Swept) ->
         if any(block[5] for block in inbox.blocks()):  # pieces elsewhere are looked at: keep all memory
             held = {int(n.rpartition(".d")[2]) for n in data if n.rpartition(".d")[2].isdigit()}
     for each in data:
-        _remove_data(each, held, swept)
+        with _left_alone_on_error(each):
+            _remove_data(each, held, swept)
     segments.unlink(control)
     swept.removed.append(control)
     _take_out(name)
@@ -128,24 +138,20 @@ def _remove_strays(names: list[str], swept: Swept) -> None:
         if not name.rpartition(".d")[2].isdigit() or segments.parse_control_name(control) is None:
             continue
         if control not in names and not segments.list_names(control):
-            _remove_data(name, set(), swept)
+            with _left_alone_on_error(name):
+                _remove_data(name, set(), swept)
 
 
 def _sweep_directories(directories: list[str], swept: Swept) -> None:
     """Directories that nobody uses, of namespaces without producers."""
     for name in directories:
-        try:
+        with _left_alone_on_error(name):
             fd = segments.open_descriptor(name)
-        except FastShmError as error:
-            logger.warning("janitor: %s left alone: %s", name, error)
-            continue
-        if fd is None:
-            continue
-        try:
-            if Segment.lock(fd, name, LOCK_USERS) and not [
-                n for n in segments.list_names(name[:-3]) if n.endswith(".ctl")
-            ]:
-                segments.unlink(name)
-                swept.removed.append(name)
-        finally:
-            os.close(fd)
+            if fd is None:
+                continue
+            try:
+                producers = [n for n in segments.list_names(name[:-3]) if n.endswith(".ctl")]
+                if not producers and remove_if_unused(fd, name):
+                    swept.removed.append(name)
+            finally:
+                os.close(fd)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,12 +23,19 @@ T = TypeVar("T")
 KEY_SLOTS = 262144  # twice the number of blocks there can be: look-ups stay short
 _PAGE = 4096
 _LIVENESS_NS = 50_000_000  # a put that waits for room looks this often whether the readers still live
+_LINGER_NS = 5_000_000  # takes ring no bell, so closing looks this often whether all is taken
 _MANY = 16  # segments hold whole payloads when fewer than this would fit, so that no large rest is wasted
 
 
 def _rounded(size: int) -> int:
     """What an allocation of `size` bytes takes: whole cache lines, at least one."""
     return max(-(-size // 64) * 64, 64)
+
+
+class _Ticket:
+    """A place in the queue for room, for as long as it lives."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Producer:
@@ -71,13 +81,21 @@ class Producer:
         self._segment_bytes = segment_bytes
         self._idle_ns = int(idle_segment_s * 1e9)
         self._next_number = 0
-        self._queue = threading.Lock()  # first come, first served among the puts that wait for room
-        self._waiting = 0
-        self.outbox = Outbox(control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63))
-        if not directory.enter(endpoint):
+        self._changing = threading.Lock()  # held while segments are added, and when their names go
+        # First come, first served among those who wait for room. Weak: whoever leaves by an exception that a signal
+        # handler raised, at whatever instruction, must not stay at the head for ever.
+        self._queue: deque[weakref.ref[_Ticket]] = deque()
+        try:
+            self.outbox = Outbox(control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63))
+            self._enter(namespace)
+        except BaseException:
+            segments.unlink(self.name)
+            raise
+
+    def _enter(self, namespace: str) -> None:
+        if not self.directory.enter(self.endpoint):
             janitor.sweep(namespace)
-            if not directory.enter(endpoint):
-                segments.unlink(self.name)
+            if not self.directory.enter(self.endpoint):
                 raise SegmentError(
                     f"namespace {namespace} has no place for another producer: use one per pipeline", op="put"
                 )
@@ -94,7 +112,7 @@ class Producer:
             self.trim_idle()
         if self._segments > 1 and self.capacity + self._segment_bytes > self.max_bytes:
             self._reshape(size)
-        if not self._waiting:
+        if not self._queue:
             room = self.outbox.reserve(size)
             if room is not None:
                 return room
@@ -111,33 +129,55 @@ class Producer:
     def _wait_for(self, size: int, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
         if not self.can_fit(size):
             return None  # no use in waiting
-        deadline = time.monotonic() + timeout_s
-        self._waiting += 1
-        try:
-            if not self._queue.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
-                return None
-            try:
-                return self._when_there_is_room(size, attempt, deadline)
-            finally:
-                self._queue.release()
-        finally:
-            self._waiting -= 1
+        if not self._queue:
+            made = self._find_room(size, attempt)
+            if made is not None or timeout_s == 0:
+                return made
+        return self._queue_up(size, attempt, time.monotonic() + timeout_s)
 
-    def _when_there_is_room(self, size: int, attempt: Callable[[], T | None], deadline: float) -> T | None:
-        deadline_ns = min(int(deadline * 1e9), 2**63)
-        while not self.closed:
-            seen = self.outbox.announce()  # before the last look: a release after it rings the bell
+    def _find_room(self, size: int, attempt: Callable[[], T | None]) -> T | None:
+        with self._changing:  # who finds another thread adding a segment waits for that, whatever its own time limit
+            if self.closed:
+                return None
             made = attempt()
             if made is None and self.outbox.reap():
                 made = attempt()  # dead readers held enough: no need for more memory
             if made is None and self._grow(size):
                 made = attempt()
-            if made is not None or time.monotonic() >= deadline:
-                return made
-            start = time.monotonic()
-            self.outbox.wait(seen, _LIVENESS_NS, deadline_ns)
+            return made
+
+    def _queue_up(self, size: int, attempt: Callable[[], T | None], deadline: float) -> T | None:
+        deadline_ns = min(int(deadline * 1e9), 2**63)
+        ticket = _Ticket()
+        start = time.monotonic()
+        try:
+            self._queue.append(weakref.ref(ticket))
+            while not self.closed:
+                seen = self.outbox.announce()  # before the last look: a release after it rings the bell
+                made = self._find_room(size, attempt) if self._first() is ticket else None
+                if made is not None or time.monotonic() >= deadline:
+                    return made
+                self.outbox.wait(seen, _LIVENESS_NS, deadline_ns)
+            return None
+        finally:
             self.blocked_s += time.monotonic() - start
+            self._leave(ticket)
+
+    def _first(self) -> _Ticket | None:
+        while self._queue:
+            ticket = self._queue[0]()
+            if ticket is not None:
+                return ticket
+            self._leave(None)
         return None
+
+    def _leave(self, ticket: _Ticket | None) -> None:
+        for each in list(self._queue):
+            if each() in (None, ticket):
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._queue.remove(each)
+        if self._queue:
+            self.outbox.wake()  # the next one's turn
 
     def _grow(self, size: int) -> bool:
         """Add a data segment that holds `size` bytes, if the limit and the mount allow it."""
@@ -198,24 +238,36 @@ class Producer:
             self._trim(0)
 
     def _drop(self, arena: int, segment: Segment) -> None:
-        segments.unlink(segment.name)
-        self.outbox.drop_segment(arena)
-        self._segments -= 1
-        self._count_extra()
+        if self.outbox.drop_segment(arena, segment):  # unless another thread has begun to use it meanwhile
+            segments.unlink(segment.name)
+            self._segments -= 1
+            self._count_extra()
 
     def _count_extra(self) -> None:
         self._extra = self._segments > 1 or self.capacity > self._segment_bytes
 
     def close(self, linger_s: float) -> int:
-        """Stop: wait up to `linger_s` for takers, drop the rest, take all names away; returns how many were dropped."""
-        deadline = time.monotonic() + linger_s
+        """Stop: wait up to `linger_s` for takers, drop the rest, take all names away.
+
+        Returns:
+            How many payloads were dropped.
+        """
+        try:
+            self._linger(time.monotonic() + linger_s)
+        finally:  # Ctrl-C ends the waiting, but the names go all the same
+            dropped = self._shut()
+        return dropped
+
+    def _linger(self, deadline: float) -> None:
         while self.outbox.pending() and time.monotonic() < deadline:
             seen = self.outbox.announce()
             if self.outbox.pending():
-                self.outbox.wait(seen, 5_000_000, min(int(deadline * 1e9), 2**63))
+                self.outbox.wait(seen, _LINGER_NS, min(int(deadline * 1e9), 2**63))
+
+    def _shut(self) -> int:
         self.closed = True
         self.outbox.wake()
-        with self._queue:  # a put that adds a segment just now finishes first, or its name would stay
+        with self._changing:
             dropped: int = self.outbox.cancel_all()
             self.outbox.mark_closed()
             self.outbox.reap()

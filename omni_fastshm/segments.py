@@ -216,12 +216,12 @@ def open_data(control: str, number: int) -> Segment:
     """Map a data segment of that producer; its memory stays until the mapping and all views are gone.
 
     Raises:
-        FileNotFoundError: it is gone.
+        SegmentError: it is gone; its `errno` is ENOENT.
     """
     name = data_name(control, number)
     fd = open_descriptor(name)
     if fd is None:
-        raise FileNotFoundError(errno.ENOENT, "the segment is gone", name)
+        raise SegmentError(f"{name} is gone", errno=errno.ENOENT, op="open", segment=name)
     return Segment(name, fd, True, False)
 
 

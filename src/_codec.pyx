@@ -12,7 +12,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndS
 from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -159,6 +159,7 @@ cdef enum:
     F_EXTERNAL = 1
     F_RECARRAY = 2
     F_RECORD = 4
+    F_TEXT = 8  # np.str_, np.bytes_: their dtype cannot tell an empty one, nor a zero at the end
     # Kinds of blobs.
     B_BYTES = 0
     B_BYTEARRAY = 1
@@ -466,6 +467,7 @@ cdef class Plan:
     cdef size_t room
     cdef Step *steps
     cdef int depth
+    cdef int deepest
 
     def __dealloc__(self):
         free(self.pieces)
@@ -506,11 +508,29 @@ cdef class Plan:
         return 0
 
     cdef inline void at_key(self, int depth, object key) noexcept:
-        self.steps[depth].key = <PyObject *> key
+        Py_INCREF(key)  # a dict that another thread changes, or one made for this walk, may be gone when `path` is asked
+        self.at(depth, <PyObject *> key, 0)
 
     cdef inline void at_index(self, int depth, Py_ssize_t index) noexcept:
-        self.steps[depth].key = NULL
+        self.at(depth, NULL, index)
+
+    cdef inline void at(self, int depth, PyObject *key, Py_ssize_t index) noexcept:
+        cdef PyObject *old
+        while self.deepest <= depth:
+            self.steps[self.deepest].key = NULL
+            self.deepest += 1
+        old = self.steps[depth].key
+        self.steps[depth].key = key
         self.steps[depth].index = index
+        Py_XDECREF(old)
+
+    cdef void forget_path(self) noexcept:
+        cdef int i
+        for i in range(self.deepest):
+            Py_XDECREF(self.steps[i].key)
+        self.deepest = 0
+        self.depth = 0
+        self.steps = NULL
 
     cdef size_t place(self, const void *source, size_t size, object owner) except? 0xFFFFFFFFFFFFFFFF:
         """Reserve a place for one leaf; returns its offset from the start of the data area."""
@@ -604,6 +624,7 @@ cdef class Plan:
             elif out is not None:
                 out.append(item)
             i += 1
+        self.depth = depth
         return o if out is None else out
 
     cdef object walk_tuple(self, tuple o, int depth):
@@ -618,6 +639,7 @@ cdef class Plan:
         for i in range(count):
             self.at_index(depth, i)
             out.append(self.walk(<object> PyTuple_GET_ITEM(o, i), depth + 1))
+        self.depth = depth
         return out
 
     cdef object walk_items(self, object o, list out, int depth):
@@ -628,6 +650,7 @@ cdef class Plan:
             self.at_index(depth, i)
             out.append(self.walk(item, depth + 1))
             i += 1
+        self.depth = depth
         return out
 
     cdef object walk_dict(self, dict o, int depth):
@@ -657,7 +680,9 @@ cdef class Plan:
                     out = o.copy()
                 out[key] = new
             if len(o) != count:
+                self.depth = depth
                 self.refuse("dict", "it changed while the payload was being encoded")
+        self.depth = depth
         return o if out is None else out
 
     cdef object walk_odd_dict(self, dict o, int depth):
@@ -677,6 +702,7 @@ cdef class Plan:
             self.at_key(depth, key)
             out.append(self.walk(key, depth + 1))
             out.append(self.walk(value, depth + 1))
+        self.depth = depth
         return out
 
     cdef object host_key(self, object key, int depth):
@@ -771,6 +797,7 @@ cdef class Plan:
         return kind
 
     cdef object walk_other(self, object o, object t, int depth):
+        self.depth = depth  # what fails below without a path of its own failed here
         cdef Kind kind
         cdef int code
         cdef dict state
@@ -814,6 +841,7 @@ cdef class Plan:
             self.at_key(depth, STATE)
             out = [MARKS[M_STANDARD if code == K_STANDARD else M_CUSTOM], kind.name]
             out.append(self.walk(new, depth + 1))
+            self.depth = depth
             return out
         if code == K_AS:
             # The host's format has no type of its own for this: another object stands for it.
@@ -860,8 +888,12 @@ cdef class Plan:
         except Exception as error:
             self.refuse(type(o).__name__, str(error))
         flags = F_RECORD if o.dtype.type is not numpy.void and o.dtype.names is not None else 0
+        data = None
+        if isinstance(o, (numpy.str_, numpy.bytes_)):
+            flags = F_TEXT
+            data = str.encode(o, "utf-8", "surrogatepass") if isinstance(o, numpy.str_) else bytes(o)
         head = bytes([flags, 0]) + len(described).to_bytes(2, "little")
-        return Ext(X_SCALAR, head + described + o.tobytes())
+        return Ext(X_SCALAR, head + described + (o.tobytes() if data is None else data))
 
     cdef object walk_plain_tensor(self, t, int code):
         """The short way for a contiguous CPU tensor: DLPack tells in one call what takes six others. None if it
@@ -1438,6 +1470,8 @@ cdef class _Reader:
         size = int.from_bytes(raw[2:4], "little")
         dtype = self.dtype_of(raw[4 : 4 + size])
         data = raw[4 + size :]
+        if raw[0] & F_TEXT:
+            return numpy.str_(data.decode("utf-8", "surrogatepass")) if dtype.kind == "U" else numpy.bytes_(data)
         if len(data) != dtype.itemsize:
             self.broken("a NumPy scalar has the wrong size")
         if raw[0] & F_RECORD:
@@ -1677,7 +1711,7 @@ cdef class Codec:
         plan.lent = None if loans is None else []
         plan.align = 8
         plan.steps = steps
-        plan.depth = 0
+        plan.depth = plan.deepest = 0
         try:
             plan.measure(plan.walk(obj, 0))
         except (FastShmError, MemoryError):
@@ -1687,7 +1721,7 @@ cdef class Codec:
         except Exception as error:
             raise CodecError(f"{plan.path()}: {type(error).__name__}: {error}") from error
         finally:
-            plan.steps = NULL
+            plan.forget_path()
         plan.loans = None
         return plan
 

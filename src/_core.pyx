@@ -60,6 +60,7 @@ def layout():
 
 LAYOUT_VERSION = OFS_LAYOUT_VERSION
 READER_SLOTS = OFS_READER_SLOTS
+BELLS = OFS_BELLS
 BLOCK_LIMIT = OFS_BLOCK_LIMIT
 
 
@@ -235,13 +236,13 @@ cdef class Extent:
     cdef uint64_t offset
     cdef uint32_t arena
     cdef readonly uint32_t number
-    cdef public bint sent
-    cdef object __weakref__
+    cdef uint32_t at      # in the outbox's list
+    cdef bint claimed     # some payload has it, or is about to
 
     def __dealloc__(self):
         if self.outbox is not None and self.outbox.control.born == forks:
+            self.outbox.forget_loan(self)
             ofs_ring_give(&self.outbox.ring.state, self.arena, self.offset, self.size)
-            self.outbox.lent -= 1
             ofs_bell_ring_if_heard(ofs_control_space(self.outbox.shared))
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
@@ -252,6 +253,10 @@ cdef class Extent:
         if address < self.address or size > self.size or address - self.address > self.size - size:
             return None
         return self.number, self.offset + (address - self.address)
+
+    def unclaim(self):
+        """The put that claimed it failed: the next one may."""
+        self.claimed = False
 
 
 @cython.final
@@ -284,8 +289,9 @@ cdef class Outbox:
     cdef uint32_t live_count, spare_count, ready, hand
     cdef uint64_t sequence
     cdef dict extents          # descriptor -> the extents of its payload
-    cdef object loans          # all extents there are; a put may still claim those that were not sent
-    cdef readonly uint32_t lent  # how many: saves the search for the many payloads without
+    cdef void **loans          # all extents there are, borrowed; each takes itself out when it dies
+    cdef readonly uint32_t lent  # how many
+    cdef uint32_t loan_room
 
     def __cinit__(self, Segment control not None, uint64_t endpoint, uint32_t key_slots, uint64_t orphan_ttl_ns,
                   uint64_t first_sequence=1):
@@ -294,7 +300,6 @@ cdef class Outbox:
         self.ring = RingAllocator()
         self.segments = []
         self.extents = {}
-        self.loans = weakref.WeakSet()
         self.sequence = first_sequence
         ofs_control_make(self.shared, control.size, endpoint, key_slots, orphan_ttl_ns, getpid())
 
@@ -304,6 +309,7 @@ cdef class Outbox:
         free(self.places)
         free(self.live)
         free(self.spare)
+        free(self.loans)
 
     cdef int more_blocks(self) except -1:
         """Back another chunk of descriptors with memory; 0 when the limit is reached or the mount is full."""
@@ -388,7 +394,6 @@ cdef class Outbox:
                 uint32_t takers, uint64_t stamp=0, tuple extents=()):
         """Make the bytes written at `room` takable; ``(block, sequence)``. `extents` go with the payload."""
         cdef ofs_content content
-        cdef Extent extent
         cdef uint32_t block = room.block
         cdef Place place
         if not room.open:
@@ -396,8 +401,6 @@ cdef class Outbox:
         place = self.places[block]
         if extents:
             self.extents[block] = extents
-            for extent in extents:
-                extent.sent = True
         content.key = ofs_key(edge, high, low)
         content.offset = place.offset
         content.frame_size = place.size
@@ -420,6 +423,9 @@ cdef class Outbox:
         cdef uint32_t arena
         cdef uint64_t offset
         _same_process(self.control.born, self.control.name)
+        if self.lent == self.loan_room:
+            self.loans = <void **>_grown(self.loans, (self.loan_room + 64) * sizeof(void *))
+            self.loan_room += 64
         if (ofs_ring_take(&self.ring.state, size, &arena, &offset) != OFS_OK and
                 (not self.sweep() or ofs_ring_take(&self.ring.state, size, &arena, &offset) != OFS_OK)):
             return None
@@ -430,16 +436,28 @@ cdef class Outbox:
         made.segment = self.segments[arena]
         made.address = <uint64_t>made.segment.base + offset
         made.outbox = self
+        made.at = self.lent
+        self.loans[self.lent] = <void *>made
         self.lent += 1
-        self.loans.add(made)
         return made
 
+    cdef void forget_loan(self, Extent extent) noexcept:
+        self.lent -= 1
+        self.loans[extent.at] = self.loans[self.lent]
+        (<Extent>self.loans[extent.at]).at = extent.at
+
     def claim(self, uint64_t address, uint64_t size):
-        """``(extent, segment, offset)`` when these bytes lie in a loan that was not sent yet, else None."""
-        for extent in self.loans:
-            if not extent.sent:
+        """``(extent, segment, offset)`` when these bytes lie in a loan that no payload has, else None.
+
+        The loan is the caller's from now on: another put copies it, unless this one fails and calls `unclaim`.
+        """
+        cdef Extent extent
+        for i in range(self.lent):
+            extent = <Extent>self.loans[i]
+            if not extent.claimed and address >= extent.address and address - extent.address < extent.size:
                 place = extent.claim(address, size)
                 if place is not None:
+                    extent.claimed = True
                     return extent, place[0], place[1]
         return None
 
@@ -475,13 +493,14 @@ cdef class Outbox:
         """All data segments in use."""
         return [segment for segment in self.segments if segment is not None]
 
-    def drop_segment(self, uint32_t arena):
-        """Stop using a data segment without bytes in use, and give its memory back to the system at once."""
-        cdef Segment segment = self.segments[arena]
-        self.ring.remove(arena)
+    def drop_segment(self, uint32_t arena, Segment segment not None):
+        """Stop using an idle data segment and give its memory back to the system; False when it is in use again."""
+        if self.segments[arena] is not segment or ofs_ring_remove(&self.ring.state, arena) != OFS_OK:
+            return False
         self.segments[arena] = None
         segment.empty()
         ofs_segment_retired(self.shared)
+        return True
 
     def cancel(self, uint32_t block, uint64_t sequence):
         """Drop the takes left of one publication; False when there were none."""
@@ -860,7 +879,7 @@ cdef class Inbox:
 
 
 def find_newest(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low):
-    """The newest untaken payload under a key among several producers: ``(inbox, block, sequence)`` or None."""
+    """The newest untaken payload under a key among several producers: ``(inbox, block, sequence, stamp)`` or None."""
     cdef ofs_key key = ofs_key(edge, high, low)
     cdef ofs_found found, best
     cdef Inbox inbox, holder = None
@@ -869,7 +888,7 @@ def find_newest(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low):
         if ofs_keys_find(inbox.shared, &key, &found) == OFS_OK and (holder is None or found.stamp > best.stamp):
             best = found
             holder = inbox
-    return None if holder is None else (holder, best.index, best.sequence)
+    return None if holder is None else (holder, best.index, best.sequence, best.stamp)
 
 
 @cython.final

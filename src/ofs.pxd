@@ -31,6 +31,7 @@ cdef extern from "ofs_layout.h" nogil:
         OFS_BLOCK_LIMIT
         OFS_BLOCK_CHUNK
         OFS_ENDPOINT_LIMIT
+        OFS_BELLS
         OFS_LOCK_OWNER
         OFS_LOCK_READER0
         OFS_LOCK_MAKER

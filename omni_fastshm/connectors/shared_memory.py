@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import logging
 import os
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
 from omni_fastshm import codec, janitor, segments
-from omni_fastshm._core import Directory, Extent, Inbox, Lease, Outbox
+from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.directory import leave_directory, open_directory
@@ -104,6 +105,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._consumer = Consumer()
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
+        self._dropped = 0
         self._puts = self._gets = self._bytes = self._inline = self._shm = self._refused = self._errors = (
             self._misses
         ) = 0
@@ -141,6 +143,15 @@ class SharedMemoryConnector(OmniConnectorBase):
 
     def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> tuple[bool, int, Metadata | None]:
         claims = None if self._producer is None or not self._producer.outbox.lent else _Claims(self._producer.outbox)
+        try:
+            return self._plan_and_put(edge, request, data, takers, claims)
+        finally:
+            if claims is not None:
+                claims.settle()
+
+    def _plan_and_put(
+        self, edge: tuple[str, str], request: str, data: Any, takers: int, claims: _Claims | None
+    ) -> tuple[bool, int, Metadata | None]:
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
         except Exception:
@@ -187,12 +198,15 @@ class SharedMemoryConnector(OmniConnectorBase):
             plan.size,
             takers,
             stamp,
-            () if claims is None else tuple(claims.extents),
+            () if claims is None else claims.hand_over(),
         )
         if self._key_lookup:
             # The new one is there before the old ones go: a reader in between finds either, never nothing.
             for inbox in self._consumer.producers(producer.directory, self.namespace):
                 inbox.cancel_older(edge_id, high, low, stamp)
+            newest = self._consumer.find(producer.directory, self.namespace, edge_id, (high, low))
+            if newest is not None and newest[3] > stamp:
+                producer.outbox.cancel(block, sequence)  # a later put of this key was published before this one
             producer.directory.ring(stage_hash(edge[1]))
         if self._stopped and producer.outbox.cancel(block, sequence):
             self._refuse("put")  # closed meanwhile: nobody could reach it
@@ -263,7 +277,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         edge = _edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         _check_copy(copy)
-        if type(timeout) is not int or timeout != 0:
+        if timeout != 0 or isinstance(timeout, bool):
             timeout = check_timeout(timeout)
         try:
             if metadata is None:
@@ -287,7 +301,9 @@ class SharedMemoryConnector(OmniConnectorBase):
             raise MetadataError(f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get")
         if "inline_bytes" in metadata:
             frame = metadata["inline_bytes"]
-            if not isinstance(frame, (bytes, bytearray, memoryview)):
+            if isinstance(frame, memoryview):
+                frame = frame.tobytes()
+            if not isinstance(frame, (bytes, bytearray)):
                 raise MetadataError(f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get")
             size = integer(metadata, "size")
             if size != len(frame):
@@ -317,7 +333,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             seen = directory.listen(stage)  # before the look: what arrives after it rings the bell
             place = self._consumer.find(directory, self.namespace, edge_id, hashed)
             if place is not None:
-                found = self._take(*place, _Wanted(edge, request, None, copy, device))
+                found = self._take(*place[:3], _Wanted(edge, request, None, copy, device))
                 if found is not None:
                     return found  # otherwise somebody was faster, or it was replaced: then the bell rang again
             if timeout == 0:
@@ -340,16 +356,18 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _hold_and_take(self, inbox: Inbox, block: int, sequence: int, wanted: _Wanted) -> tuple[Any, int] | None:
         try:
             lease = inbox.hold(block, sequence)
-        except FileNotFoundError:
-            return None  # its segment went between the look and the hold
-        if lease is None:
-            return None
-        if not lease.brief:
-            return self._decode_and_take(lease, wanted, wanted.copy)
-        try:
-            return self._decode_and_take(lease, wanted, True)
-        finally:
-            lease.release()
+            if lease is None:
+                return None
+            if not lease.brief:
+                return self._decode_and_take(lease, wanted, wanted.copy)
+            try:
+                return self._decode_and_take(lease, wanted, True)
+            finally:
+                lease.release()
+        except SegmentError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None  # a segment of it went between the look and the hold
 
     def _decode_and_take(self, lease: Lease, wanted: _Wanted, copy: bool | None) -> tuple[Any, int] | None:
         """Decode first, use up the take after: a payload that this process cannot rebuild can be got again."""
@@ -385,7 +403,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             return {**self._final, "leases": self._consumer.leases}
         producer = self._producer
         live = used = capacity = 0
-        if producer is not None and not self._forked:
+        if producer is not None and not self._stopped:
             producer.trim_idle()
             live, used, capacity = producer.outbox.live_blocks, producer.outbox.ring.used, producer.capacity
         self._consumer.forget_closed()
@@ -401,7 +419,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "refused": self._refused,
             "errors": self._errors,
             "misses": self._misses,
-            "dropped": 0,
+            "dropped": self._dropped,
             "blocked_s": 0.0 if producer is None else producer.blocked_s,
             "live_blocks": live,
             "leases": self._consumer.leases,
@@ -425,21 +443,21 @@ class SharedMemoryConnector(OmniConnectorBase):
             logger.exception("closing a SharedMemoryConnector of namespace %s", self.namespace)
 
     def _close(self) -> None:
-        _open.discard(self)
-        final = self.health()
         producer, directory = self._producer, self._directory
-        if producer is not None:
-            dropped = final["dropped"] = producer.close(self._settings["linger_s"])
-            if dropped:
-                logger.info("closed with %d payloads that nobody had taken: dropped", dropped)
-        if directory is not None:
-            for stage in range(64):
-                directory.ring(stage)  # waiting gets of this process look around, and find it closed
-            leave_directory(directory)
-        self._consumer.close()
-        final.update(live_blocks=0, used_bytes=0, capacity_bytes=0)
-        self._final = final
-        self._producer = self._directory = None
+        try:
+            if producer is not None:
+                dropped = self._dropped = producer.close(self._settings["linger_s"])
+                if dropped:
+                    logger.info("closed with %d payloads that nobody had taken: dropped", dropped)
+        finally:
+            if directory is not None:
+                for stage in range(BELLS):
+                    directory.ring(stage)  # waiting gets of this process look around, and find it closed
+                leave_directory(directory)
+            self._consumer.close()
+            self._final = self.health()
+            self._producer = self._directory = None
+            _open.discard(self)
 
     def _make_producer(self) -> Producer:
         with self._lock:
@@ -510,15 +528,28 @@ class _Claims:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.extents: list[Extent] = []
+        self._extents: list[Extent] = []
 
     def claim(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        for extent in self._extents:  # several pieces of one loan
+            place: tuple[int, int] | None = extent.claim(address, nbytes)
+            if place is not None:
+                return place
         found = self._outbox.claim(address, nbytes)
         if found is None:
             return None
-        if found[0] not in self.extents:
-            self.extents.append(found[0])
+        self._extents.append(found[0])
         return found[1], found[2]
+
+    def hand_over(self) -> tuple[Extent, ...]:
+        """The loans that go with the payload, now that it is on its way."""
+        extents, self._extents = tuple(self._extents), []
+        return extents
+
+    def settle(self) -> None:
+        """Whatever was claimed and not handed over can be sent by the next put."""
+        for extent in self._extents:
+            extent.unclaim()
 
 
 _exit_registered = False

@@ -213,7 +213,7 @@ class TestTake:
     def test_a_missing_data_segment_keeps_no_bit(self, place: Place) -> None:
         at = place.put(b"a")
         segments.unlink(segments.data_name(place.name, 0))
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(SegmentError, match="is gone"):
             place.inbox.hold(*at)
         assert place.inbox.leases == 0
         assert place.outbox.cancel(*at)
@@ -321,7 +321,7 @@ class TestLoans:
             lease.external(number, DATA - 10, 11)
         with pytest.raises(MetadataError, match="outside its segment"):
             lease.external(number, 2**64 - 1, 2)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(SegmentError, match="is gone"):
             lease.external(7, 0, 1)
         assert lease.take()
         del lease
@@ -335,6 +335,9 @@ class TestLoans:
         for start, size in ((-1, 10), (0, 101), (95, 10), (1000, 1)):
             assert place.outbox.claim(extent.address + start, size) is None
         assert place.outbox.claim(extent.address + 90, 10) is not None
+        assert place.outbox.claim(extent.address + 90, 10) is None, "claimed: another put has to copy it"
+        extent.unclaim()
+        assert place.outbox.claim(extent.address, 100) is not None
         assert extent.claim(extent.address + 50, 2**64 - 1 - extent.address) is None
         assert extent.claim(2**64 - 1, 2) is None
 
@@ -346,19 +349,19 @@ class TestKeys:
         assert _core.find_newest(inboxes, *KEY) is None
         one.put(b"1", stamp=5)
         newer = two.put(b"2", stamp=6)
-        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer)
+        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6)
         newest = one.put(b"3", stamp=7)
-        assert _core.find_newest(inboxes, *KEY) == (one.inbox, *newest)
+        assert _core.find_newest(inboxes, *KEY) == (one.inbox, *newest, 7)
         assert one.inbox.cancel_older(*KEY, 7) == 1
         assert one.get(newest).take()
-        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer)
+        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6)
         assert _core.find_newest(inboxes, 0, 0, 0) is None
 
     def test_entries_go_with_their_blocks(self, make_place: Callable[..., Place]) -> None:
         place = make_place(key_slots=64)
         for n in range(1000):
             at = place.put(b"x", key=(1, n, n), stamp=n + 1)
-            assert _core.find_newest((place.inbox,), 1, n, n) == (place.inbox, *at)
+            assert _core.find_newest((place.inbox,), 1, n, n) == (place.inbox, *at, n + 1)
             assert place.get(at).take()
             assert _core.find_newest((place.inbox,), 1, n, n) is None
 
@@ -566,12 +569,13 @@ class TestSegments:
     def test_dropped_segments_give_their_memory_back(self, place: Place) -> None:
         at = place.put(b"x" * 1000)
         assert place.outbox.idle_segments() == []
-        with pytest.raises(SegmentError):
-            place.outbox.drop_segment(0)
+        [used] = place.outbox.data_segments()
+        assert not place.outbox.drop_segment(0, used)
         assert place.get(at).take()
         [(arena, number, segment)] = place.outbox.idle_segments()
         assert (arena, number) == (0, 0)
-        place.outbox.drop_segment(arena)
+        assert place.outbox.drop_segment(arena, segment)
+        assert not place.outbox.drop_segment(arena, segment)
         assert Segment.inspect(segment.fd, "x")[:2] == (0, 0)
         segment.close_descriptor()
         assert place.outbox.data_segments() == []
