@@ -174,7 +174,8 @@ class Children:
 def run_script(name: str, *arguments: str, timeout: float = 50) -> None:
     """Run ``tests/support/<name>`` in a fresh interpreter; it must end well, with ``ok`` and no complaint."""
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(HERE / name), *arguments],
+        # From Python 3.12 on, a fork beside other threads warns: here it is the very thing under test.
+        [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", str(HERE / name), *arguments],
         env=environment(),
         capture_output=True,
         text=True,

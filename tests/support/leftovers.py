@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import threading
 from multiprocessing import resource_tracker
@@ -12,14 +13,10 @@ from pathlib import Path
 MOUNT = Path("/dev/shm")
 
 
-def prefix(namespace: str) -> str:
-    return f"omnifs.{os.getuid()}.{namespace}"
-
-
 def names(namespace: str) -> list[str]:
-    """Names on the shared memory mount that belong to `namespace`, sorted."""
-    own = prefix(namespace) + "."
-    return sorted(name for name in os.listdir(MOUNT) if name.startswith(own) or name == own[:-1])
+    """Names on the shared memory mount that belong to `namespace`, of whatever user, sorted."""
+    own = re.compile(rf"omnifs\.\d+\.{re.escape(namespace)}(\..*)?", re.DOTALL)
+    return sorted(name for name in os.listdir(MOUNT) if own.fullmatch(name))
 
 
 def data_names(namespace: str) -> list[str]:
