@@ -195,13 +195,7 @@ class TestR08ForkInherit:
 class TestR09AlreadyGone:
     """The name is removed by someone else, and the owner's own cleanup dies."""
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="a producer does not look after its names while it puts: that would be a system call per message",
-    )
-    def test_all_names_removed_from_outside(
-        self, make: Any, children: Children, namespace: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_views_cleanup_and_close_do_not_mind(self, make: Any, namespace: str) -> None:
         producer, consumer = make(), make()
         _, _, metadata = producer.put("0", "1", "r1", payloads.big())
         view = consumer.get("0", "1", "r1", metadata)[0]["t"]
@@ -210,18 +204,27 @@ class TestR09AlreadyGone:
 
         assert float(view.sum()) == want
         producer.cleanup("r1")
-        for rid in ("r2", "r3"):
-            ok, _, metadata = producer.put("0", "1", rid, payloads.big(1))
-            if ok:
-                reader = children.with_connector()
-                code = f"got = c.get('0', '1', '{rid}', md); result = got is not None and float(got[0]['t'][-1])"
-                assert reader.run(code, md=metadata) == 262144.0, "True for data that no reader can reach"
-            else:
-                assert any(rid in r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
         del view
         for connector in (consumer, producer):
             connector.close()
             connector.close()
+
+    @pytest.mark.xfail(
+        strict=True,
+        reason="a producer does not look after its names while it puts: that would be a system call per message",
+    )
+    def test_a_put_never_says_true_for_what_nobody_can_reach(
+        self, make: Any, children: Children, namespace: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        producer = make()
+        assert producer.put("0", "1", "r1", payloads.big())[0]
+        leftovers.remove(namespace)
+        ok, _, metadata = producer.put("0", "1", "r2", payloads.big(1))
+        code = "got = c.get('0', '1', 'r2', md); result = got is not None"
+        reached = ok and children.with_connector().run(code, md=metadata)
+        producer.close()
+        said = any("r2" in r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+        assert reached or (not ok and said)
 
 
 @pytest.mark.root
