@@ -49,8 +49,12 @@ static int open_again(int fd)
 int ofs_segment_map(int fd, uint64_t size, bool populate, bool apart, void **base)
 {
     int through = apart ? open_again(fd) : fd;
-    if (through < 0)
+    if (through < 0 && errno != ENOENT)
         return -errno;
+    if (through < 0) { /* no /proc here: then a forked child keeps the locks, and that is all */
+        through = fd;
+        apart = false;
+    }
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (populate ? MAP_POPULATE : 0), through, 0);
     int rc = at == MAP_FAILED ? -errno : OFS_OK;
     if (apart)
