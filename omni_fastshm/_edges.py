@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from . import codec
 from ._figures import EdgeFigures, way_of
 from .adapter import recv_via_connector, try_send_via_connector
 from .base import OmniConnectorBase, StageId
-from .errors import FastShmError
+from .errors import CodecError, FastShmError
 
 __all__ = [
     "Edge",
@@ -117,12 +118,23 @@ class Outlet:
             raise
         except Exception as error:
             # Anything: an encoder that the user registered runs in there, too.
-            raise HandOffFailed(f"{to} cannot be sent: {type(error).__name__}: {error}") from error
+            text = _with_id(error, key, request_id)
+            raise HandOffFailed(f"{to} cannot be sent: {type(error).__name__}: {text}") from error
         if not sent:
-            raise HandOffFailed(
-                f"{to} was refused: there was no room for it within the connector's waiting "
-                "time (put_timeout_s); raise max_bytes, lower max_in_flight, or drop received views earlier"
-            )
+            raise HandOffFailed(f"{to} was refused: {self._why_refused(value)}")
+
+    def _why_refused(self, value: Any) -> str:
+        config = getattr(self._connector, "config", None)
+        settings = config if isinstance(config, Mapping) else {}
+        size, limit = _size_of(value, settings), settings.get("max_bytes")
+        # The setting may be text such as "1e9".
+        if size is not None and limit is not None and size > float(limit):
+            return f"its {size} bytes are more than max_bytes ({limit}) allows at all; raise max_bytes"
+        room = "it" if size is None else f"its {size} bytes"
+        return (
+            f"there was no room for {room} within the connector's waiting time (put_timeout_s); "
+            "raise max_bytes, lower max_in_flight, or drop received views earlier"
+        )
 
     def on_forward(
         self, _from: StageId, _to: StageId, _id: StageId, size_bytes: int, tx_ms: float, _used: bool
@@ -147,6 +159,19 @@ class Outlet:
             self._pipe.send(words)
         except OSError as error:
             raise NeighbourGone(f"stage {self.edge[1]} does not listen any more: {error}") from error
+
+
+def _with_id(error: Exception, key: str, request_id: str) -> str:
+    """The error's text with the caller's name for the request instead of the payload's own key."""
+    return str(error).replace(repr(key), repr(request_id))
+
+
+def _size_of(value: Any, settings: Mapping[str, Any]) -> int | None:
+    """Bytes that a payload takes in shared memory; None where that cannot be told."""
+    try:
+        return codec.plan(value, allow_pickle=bool(settings.get("allow_pickle"))).frame_size
+    except CodecError:
+        return None
 
 
 def watch_process(pid: int) -> int | None:
@@ -203,10 +228,11 @@ class Inlet:
             value = self._fetch(notification)
         except Exception as error:
             # An undecodable payload is not used up: without this its room would stay taken until the end.
-            self._connector.cleanup(notification["request_id"])
+            key = notification["request_id"]
+            self._connector.cleanup(key)
             text = (
                 f"stage {self.edge[1]} could not get the input of request {request_id!r} from stage "
-                f"{self.edge[0]}: {type(error).__name__}: {error}"
+                f"{self.edge[0]}: {type(error).__name__}: {_with_id(error, key, request_id)}"
             )
             return Message("fail", seq, request_id, failure=Failure(self.edge[1], text))
         return Message("data", seq, request_id, last, value)

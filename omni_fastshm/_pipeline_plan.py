@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import importlib.util
-import inspect
 import os
 import pickle
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ._edges import Edge
-from ._stage_worker import StagePlan
+from ._stage_worker import StagePlan, unfit_reason
+from .config import OmniTransferConfig
+from .config_check import find_circle
 from .errors import ConfigError
 from .factory import OmniConnectorFactory
-from .settings import nearest, parse_settings, stage_name
+from .settings import describe, nearest, parse_settings, stage_name
 
-__all__ = ["PipelinePlan", "StageEntry", "check_reference", "make_plan"]
+__all__ = ["PipelinePlan", "StageEntry", "check_reference", "check_stages", "make_plan", "stage_entries"]
 
 _DEFAULT = "SharedMemoryConnector"
 
@@ -34,6 +37,7 @@ class StageEntry:
         function: ``file.py:Name`` or ``module:Name``; None when the file names none.
         arguments: the file's ``fn_args``.
         folder: what ``file.py`` is relative to.
+        places: where the stage stands in the file (under ""), and its ``fn`` and ``fn_args``.
     """
 
     name: str
@@ -41,6 +45,12 @@ class StageEntry:
     function: Any
     arguments: Any
     folder: Path
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def problem(self, text: str, key: str = "") -> str:
+        """`text` with the stage's name and, where it is known, the place of one of its keys."""
+        place = self.places.get(key) or self.places.get("")
+        return f"{place}: stage {self.name}: {text}" if place else f"stage {self.name}: {text}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,15 @@ class PipelinePlan:
         return tuple(source for source, target in self.edges if target == self.caller)
 
 
+def stage_entries(config: OmniTransferConfig) -> list[StageEntry]:
+    """The stages of a configuration, in its order."""
+    folder = config.path.parent if config.path else Path.cwd()
+    return [
+        StageEntry(stage.id, stage.label, stage.fn, stage.raw.get("fn_args"), folder, stage.places)
+        for stage in config.stages.values()
+    ]
+
+
 def make_plan(
     entries: list[StageEntry],
     edges: Mapping[Edge, tuple[str, Mapping[str, Any]]],
@@ -91,11 +110,7 @@ def make_plan(
         ConfigError: something is wrong; the message lists every problem.
     """
     names = [entry.name for entry in entries]
-    problems = [] if names else ["the configuration has no stages; list them under `stages` or `stage_args`"]
-    targets = _targets(entries, functions or {}, problems)
-    cycle = _cycle(names, edges)
-    if cycle:
-        problems.append(f"the edges form a cycle: {' -> '.join(cycle)}; a pipeline must run in one direction")
+    targets, problems = check_stages(entries, edges, functions)
     try:
         parse_settings("caller_settings", OmniConnectorFactory.settings_of(_DEFAULT) or {}, caller_settings)
     except ConfigError as error:
@@ -128,32 +143,66 @@ def _listed(problems: list[str]) -> str:
     return f"{len(problems)} problems in the pipeline:\n" + "\n".join(f"  - {text}" for text in problems)
 
 
-def _targets(entries: list[StageEntry], functions: Mapping[Any, Any], problems: list[str]) -> dict[str, bytes | str]:
-    given: dict[str, Any] = {}
-    for key, function in functions.items():
-        try:
-            given[stage_name(key, "stages")] = function
-        except ConfigError as error:
-            problems.append(str(error))
-    names = [entry.name for entry in entries]
-    for name in given:
-        if name not in names:
-            problems.append(
-                f"a function is given for stage {name!r}, which the configuration does not have"
-                f"{nearest(name, names) or '.'} Its stages: {', '.join(names) or 'none'}"
-            )
-    found: dict[str, bytes | str] = {}
+def check_stages(
+    entries: list[StageEntry], edges: Iterable[Edge], functions: Mapping[Any, Any] | None = None
+) -> tuple[dict[str, bytes | str], list[str]]:
+    """Check whether stages can be run, without importing what the file names.
+
+    Args:
+        entries: the stages of the file.
+        edges: all edges.
+        functions: what the caller gave as ``stages=``.
+
+    Returns:
+        What to load in each stage's process, and every problem.
+    """
+    problems = [] if entries else ["the configuration has no stages; list them under `stages` or `stage_args`"]
+    given = _given(entries, functions, problems)
+    targets: dict[str, bytes | str] = {}
     for entry in entries:
-        function = given.get(entry.name, entry.function)
+        mine = entry.name in given
         try:
-            found[entry.name] = _target(function, entry)
+            targets[entry.name] = _target(given[entry.name] if mine else entry.function, entry)
         except ConfigError as error:
-            problems.append(f"stage {entry.name}: {error}")
+            problems.append(f"stage {entry.name}: {error}" if mine else entry.problem(str(error), "fn"))
         if entry.arguments is not None and not (
             isinstance(entry.arguments, Mapping) and all(isinstance(key, str) for key in entry.arguments)
         ):
-            problems.append(f"stage {entry.name}: fn_args must be a mapping of argument names to values")
-    return found
+            problems.append(entry.problem("fn_args must be a mapping of argument names to values", "fn_args"))
+    circle = find_circle([entry.name for entry in entries], edges)
+    if circle:
+        problems.append(f"the edges form a circle: {' -> '.join(circle)}; a pipeline must run in one direction")
+    return targets, problems
+
+
+def _given(entries: list[StageEntry], functions: Any, problems: list[str]) -> dict[str, Any]:
+    """The caller's functions by the stage's name."""
+    if functions is None:
+        return {}
+    if not isinstance(functions, Mapping):
+        problems.append(
+            f"stages must be a mapping such as {{0: function, 1: Class}}, by stage_id, not {describe(functions)}"
+        )
+        return {}
+    given: dict[str, Any] = {}
+    names = [entry.name for entry in entries]
+    for key, function in functions.items():
+        try:
+            name = stage_name(key, "stages")
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        given[name] = function
+        if name not in names:
+            labelled = [entry.name for entry in entries if entry.label == name]
+            hint = nearest(name, names)
+            if labelled:
+                hint = f"; that is what stage {labelled[0]} is called: write its stage_id, {{{labelled[0]!r}: …}}"
+            problems.append(
+                f"a function is given for stage {name!r}, which the configuration does not have{hint or '.'} "
+                f"Its stages: {', '.join(names) or 'none'}"
+            )
+    return given
 
 
 def _target(function: Any, entry: StageEntry) -> bytes | str:
@@ -164,25 +213,19 @@ def _target(function: Any, entry: StageEntry) -> bytes | str:
         )
     if isinstance(function, str):
         return check_reference(function, entry.folder)
-    if not callable(function):
-        raise ConfigError(f"{function!r} is neither a function nor a class")
-    called = function.__call__ if isinstance(function, type) else function
-    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise ConfigError(f"{_name_of(function)} is async; a stage is called like an ordinary function")
-    # Asking the class itself for __call__ would find the one that makes its instances.
-    if isinstance(function, type) and not any("__call__" in base.__dict__ for base in function.__mro__):
-        raise ConfigError(f"{_name_of(function)} has no __call__ method")
+    reason = unfit_reason(function)
+    if reason:
+        raise ConfigError(reason)
+    name = getattr(function, "__qualname__", None) or repr(function)
+    if getattr(function, "__module__", None) == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise ConfigError(f"{name} was typed in or given with -c, so the stage's process cannot import it: use a file")
     try:
         return pickle.dumps(function)
     except Exception as error:
         raise ConfigError(
-            f"{_name_of(function)} cannot be sent to the stage's process ({error}): it must be importable "
+            f"{name} cannot be sent to the stage's process ({error}): it must be importable "
             "there; define it at the top level of a module, not as a lambda and not inside a function"
         ) from error
-
-
-def _name_of(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or repr(function))
 
 
 def check_reference(text: str, folder: Path) -> str:
@@ -215,11 +258,19 @@ def check_reference(text: str, folder: Path) -> str:
 
 
 def _check_module(module: str) -> None:
+    if module in sys.modules:
+        return
+    first, *others = module.split(".")
     try:
-        found = importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(first)
+        for index in range(len(others)):
+            # Not find_spec for the whole name: that would import the packages above it.
+            if spec is not None:
+                name = ".".join([first, *others[: index + 1]])
+                spec = importlib.machinery.PathFinder.find_spec(name, spec.submodule_search_locations or [])
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        spec = None
+    if spec is None:
         raise ConfigError(f"there is no module {module!r}; is it installed, or its folder on PYTHONPATH?")
 
 
@@ -243,24 +294,6 @@ def _defined_names(path: Path) -> set[str] | None:
             # An `if` or a `try` may define anything.
             return None
     return None if "*" in names or "__getattr__" in names else names
-
-
-def _cycle(names: list[str], edges: Mapping[Edge, Any]) -> list[str]:
-    """The stages of one cycle, the first one again at the end; empty where there is none."""
-    targets = {name: [target for source, target in edges if source == name] for name in names}
-    left = dict.fromkeys(names)
-    while True:
-        done = [name for name in left if not any(target in left for target in targets[name])]
-        if not done:
-            break
-        for name in done:
-            del left[name]
-    if not left:
-        return []
-    path = [next(iter(left))]
-    while path.count(path[-1]) == 1:
-        path.append(next(target for target in targets[path[-1]] if target in left))
-    return path[path.index(path[-1]) :]
 
 
 def _with_caller(

@@ -181,10 +181,10 @@ class PipelineRun:
     def _input_failure(self, request: Request, error: HandOffFailed) -> Failure:
         text = f"request {request.request_id!r} could not be submitted: {error}"
         cause = error.__cause__
+        failed: Exception = StageFailed(text, stage=self.plan.caller, key=request.request_id)
         if isinstance(cause, CodecError):
-            self.ledger.fail(request, cause)
-        else:
-            self.ledger.fail(request, StageFailed(text, stage=self.plan.caller, key=request.request_id))
+            failed = CodecError(f"request {request.request_id!r}: {cause}", op="put", key=request.request_id)
+        self.ledger.fail(request, failed)
         return Failure(self.plan.caller, text)
 
     def close(self, *, drain: bool) -> None:

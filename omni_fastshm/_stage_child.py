@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ._edges import Edge, Pipe, watch_process
 from ._pipeline_plan import PipelinePlan
 from ._stage_process import ProcessPlan, stage_process
+from .errors import UsageError
 
-__all__ = ["StageChild", "start_child"]
+__all__ = ["StageChild", "check_main", "start_child"]
+
+_NO_GUARD = 'every stage imports the script, so its main part has to stand under `if __name__ == "__main__":`'
+_NO_GUARD_STATUS = 83
+_PROCESS_NAME = "omni-fastshm stage "
+
+
+def check_main() -> None:
+    """Refuse to start stages from where they cannot be started.
+
+    Raises:
+        UsageError: the main script cannot be imported by a new process, or is being imported by one right now.
+        SystemExit: the same, in a process of a pipeline: it ends silently, and the pipeline's own process tells why.
+    """
+    me = multiprocessing.current_process()
+    # The flag that multiprocessing itself goes by. Without this each stage would print a traceback of its own.
+    if getattr(me, "_inheriting", False):
+        if me.name.startswith(_PROCESS_NAME):
+            raise SystemExit(_NO_GUARD_STATUS)
+        raise UsageError(f"a process that is still starting cannot start a pipeline: {_NO_GUARD}")
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is None and file is not None and not Path(file).exists():
+        raise UsageError(f"the stages' processes have to import the script, but {file} is not a file: save it in one")
 
 
 @dataclass
@@ -68,6 +95,8 @@ class StageChild:
         before = "" if self.ready else " before it was ready"
         if code is None or code >= 0:
             hint = "" if self.ready else '; is the script\'s main part under `if __name__ == "__main__":`?'
+            if code == _NO_GUARD_STATUS and not self.ready:
+                hint = f": {_NO_GUARD}"
             return f"exited with status {code}{before}{hint}"
         try:
             name = signal.Signals(-code).name
@@ -104,12 +133,12 @@ def start_child(
         tuple(plan.stages[name] for name in stages),
         {edge: plan.edges[edge] for edge in {*inlets, *outlets}},
     )
-    title = "stage " + " and ".join(plan.stages[name].title for name in stages)
+    titles = " and ".join(plan.stages[name].title for name in stages)
     ours, child_end = context.Pipe()
     process = context.Process(
         target=stage_process,
         args=(process_plan, inlets, outlets, child_end),
-        name=f"omni-fastshm {title}",
+        name=f"{_PROCESS_NAME}{titles}",
     )
     try:
         process.start()
@@ -118,4 +147,4 @@ def start_child(
         raise
     finally:
         child_end.close()
-    return StageChild(stages, title, process, process.pid, ours, watch_process(process.pid))
+    return StageChild(stages, f"stage {titles}", process, process.pid, ours, watch_process(process.pid))

@@ -110,12 +110,7 @@ class _Process:
             for stage, function in zip(self._plan.stages, self._functions, strict=True):
                 self._workers[stage.name] = self._worker(stage, function)
         except BaseException as error:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._tell(
-                "failed",
-                stage.name,
-                f"stage {stage.title} did not start: {describe(error)}\n\nTraceback in the stage's process:\n{trace}",
-            )
+            self._tell("failed", stage.name, _report(f"stage {stage.title} did not start", error))
             self._pool.close()
             return False
         return True
@@ -152,8 +147,7 @@ class _Process:
             # The pipeline's process has seen that death, too, and ends this process as soon as it may.
             threading.Event().wait()
         except BaseException as error:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._tell("failed", name, f"stage {name} stopped working: {describe(error)}\n\n{trace}")
+            self._tell("failed", name, _report(f"stage {name} stopped working", error))
             threading.Event().wait()
 
     def figures(self) -> dict[str, Any]:
@@ -215,6 +209,11 @@ class _Process:
                 except Exception:
                     # All requests are answered by now; there is no one left to raise it to.
                     traceback.print_exc()
+
+
+def _report(what: str, error: BaseException) -> str:
+    trace = "".join(traceback.format_exception(error))
+    return f"{what}: {describe(error)}\n\nTraceback in the stage's process:\n{trace}"
 
 
 def stage_process(plan: ProcessPlan, inlets: Mapping[Edge, Pipe], outlets: Mapping[Edge, Pipe], control: Pipe) -> None:

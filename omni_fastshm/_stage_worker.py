@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import pickle
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from ._edges import Failure, HandOffFailed, Message, NeighbourGone, Outlet, Receiver
 
-__all__ = ["StagePlan", "StageWorker", "build_stage", "describe", "load_target"]
+__all__ = ["StagePlan", "StageWorker", "build_stage", "describe", "load_target", "unfit_reason"]
 
 _END = object()
 
@@ -88,14 +89,32 @@ def _load_file(path: Path) -> Any:
 def build_stage(plan: StagePlan) -> Callable[[Any], Any]:
     """Load a stage and, for a class, make its one instance."""
     target = load_target(plan.target)
+    # Checked here as well as before the start: a stage that the file names is imported in this process only.
+    reason = unfit_reason(target)
+    if reason:
+        raise TypeError(f"it cannot be a stage: {reason}")
     if isinstance(target, type):
         made: Callable[[Any], Any] = target(**plan.arguments)
-        if not callable(made):
-            raise TypeError(f"{target.__qualname__} has no __call__ method, so it cannot be a stage")
         return made
-    if not callable(target):
-        raise TypeError(f"{target!r} is neither a function nor a class, so it cannot be a stage")
     return functools.partial(target, **plan.arguments) if plan.arguments else target
+
+
+def unfit_reason(target: Any) -> str:
+    """Why an object cannot be called for each payload; "" where it can."""
+    if not callable(target):
+        return f"{target!r} is neither a function nor a class"
+    name = getattr(target, "__qualname__", None) or repr(target)
+    called = target
+    if isinstance(target, type):
+        # Asking the class itself for __call__ would find the one that makes its instances.
+        called = next((base.__dict__["__call__"] for base in target.__mro__ if "__call__" in base.__dict__), None)
+        if called is None:
+            return f"{name} has no __call__ method"
+    elif not inspect.isroutine(target):
+        called = type(target).__call__
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in (target, called)):
+        return f"{name} is async; a stage is called like an ordinary function"
+    return ""
 
 
 class StageWorker:

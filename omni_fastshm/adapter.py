@@ -12,15 +12,19 @@ closed connector is an error that reaches the caller.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from .base import OmniConnectorBase, StageId
-from .errors import ConfigError, MetadataError, MissingPayload
-from .settings import check_edge, request_name, stage_name
+from .errors import CodecError, ConfigError, MetadataError, MissingPayload
+from .settings import check_edge, describe, request_name, stage_name
 
 __all__ = ["TransferMetrics", "recv_via_connector", "try_recv_via_connector", "try_send_via_connector"]
+
+# How a path into the payload that is put begins, and what the caller gave for it.
+_PATH = re.compile(r"^(?:engine_inputs|metadata\.(original_prompt))(?!\w)")
 
 
 class TransferMetrics(Protocol):
@@ -71,7 +75,7 @@ def try_send_via_connector(
         no notification was sent then.
 
     Raises:
-        CodecError: something in the payload cannot be carried.
+        CodecError: something in the payload cannot be carried; the path begins with ``payload`` for `next_inputs`.
         ConfigError: a stage or the id is out of range.
         ConnectorClosed: the connector was closed before.
     """
@@ -87,7 +91,12 @@ def try_send_via_connector(
         },
     }
     started = time.perf_counter_ns()
-    ok, size, metadata = connector.put(from_stage, to_stage, key, payload)
+    try:
+        ok, size, metadata = connector.put(from_stage, to_stage, key, payload)
+    except CodecError as error:
+        # The path begins at the dict that was made here, which the caller has never seen.
+        error.args = (_PATH.sub(lambda found: found[1] or "payload", str(error), count=1), *error.args[1:])
+        raise
     took_ms = (time.perf_counter_ns() - started) / 1e6
     if not ok:
         return False
@@ -127,7 +136,7 @@ def try_recv_via_connector(
 
     Args:
         task: the notification.
-        connectors: the stage's connectors, keyed by ``(from_stage, to_stage)``, both str.
+        connectors: the stage's connectors, keyed by ``(from_stage, to_stage)``, text or int.
         stage_id: the receiving stage.
         timeout: seconds to wait for a payload that is not there yet; None waits for ever.
         copy: as in `OmniConnectorBase.get`.
@@ -147,15 +156,7 @@ def try_recv_via_connector(
     if not task.get("from_connector"):
         return task.get("engine_inputs"), None
     from_stage, to_stage, key = _address(task, stage_id)
-    connector = connectors.get((from_stage, to_stage))
-    if connector is None:
-        known = ", ".join(f"{a}->{b}" for a, b in sorted(connectors)) or "none"
-        raise ConfigError(
-            f"stage {to_stage} has no connector for the edge {from_stage}->{to_stage} that request {key!r} "
-            f"came by; its connectors: {known}",
-            op="get",
-            key=key,
-        )
+    connector = _connector(connectors, from_stage, to_stage, key)
     lag_ms = _lag_ms(task.get("sent_ts"))
     started = time.perf_counter_ns()
     got = connector.get(
@@ -188,7 +189,7 @@ def recv_via_connector(
 
     Args:
         task: the notification.
-        connectors: the stage's connectors, keyed by ``(from_stage, to_stage)``, both str.
+        connectors: the stage's connectors, keyed by ``(from_stage, to_stage)``, text or int.
         stage_id: the receiving stage.
         timeout: seconds to wait for a payload that is not there yet; None waits for ever.
         copy: as in `OmniConnectorBase.get`.
@@ -236,6 +237,31 @@ def _address(task: Mapping[str, Any], stage_id: StageId) -> tuple[str, str, str]
             f"stage {to_stage}: the notification of request {key!r} is for stage {told}", op="get", key=key
         )
     return from_stage, to_stage, key
+
+
+def _connector(
+    connectors: Mapping[Any, OmniConnectorBase], from_stage: str, to_stage: str, key: str
+) -> OmniConnectorBase:
+    """The connector of an edge, whose stages the mapping may name by text or by int."""
+    found = connectors.get((from_stage, to_stage))
+    if found is not None:
+        return found
+    by_name = {_edge_title(edge): connector for edge, connector in connectors.items()}
+    wanted = f"{from_stage}->{to_stage}"
+    if wanted in by_name:
+        return by_name[wanted]
+    raise ConfigError(
+        f"stage {to_stage} has no connector for the edge {wanted} that request {key!r} came by; "
+        f"its connectors, by (from_stage, to_stage): {', '.join(sorted(by_name)) or 'none'}",
+        op="get",
+        key=key,
+    )
+
+
+def _edge_title(edge: Any) -> str:
+    if isinstance(edge, tuple) and len(edge) == 2:
+        return "->".join(map(stage_name, edge))
+    raise ConfigError(f"connectors: the key {describe(edge)} is not (from_stage, to_stage)", op="get")
 
 
 def _lag_ms(sent_ts: Any) -> float:

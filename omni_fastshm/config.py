@@ -46,6 +46,7 @@ class StageSpec:
         sources: the stages it receives from, in the order of the file.
         targets: the stages it sends to.
         raw: the whole section of the file in plain dicts and lists, with everything that is meant for a host.
+        places: where the stage stands (under ""), and its ``fn`` and ``fn_args`` where it has them.
     """
 
     id: str
@@ -53,6 +54,14 @@ class StageSpec:
     sources: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What people call the stage: its own ``name``, or the host's name for its model; "" for neither."""
+        engine = self.raw.get("engine_args")
+        found = self.raw.get("name") or (engine.get("model_stage") if isinstance(engine, Mapping) else None)
+        return found if isinstance(found, str) else ""
 
 
 class _Stages(dict[str, StageSpec]):
@@ -129,7 +138,7 @@ class OmniTransferConfig:
         name = stage_name(stage)
         if self.stages and name not in self.stages:
             known = ", ".join(self.stages)
-            raise ConfigError(f"there is no stage {name!r}{nearest(name, list(self.stages))} Stages: {known}")
+            raise ConfigError(f"there is no stage {name!r}{nearest(name, list(self.stages)) or '.'} Stages: {known}")
         return name
 
 
@@ -219,6 +228,7 @@ def _result(found: Found, default: ConnectorSpec, path: Path | None) -> OmniTran
             sources=tuple(start for start, end in found.connectors if end == name),
             targets=tuple(end for start, end in found.connectors if start == name),
             raw=stage.raw,
+            places=stage.places,
         )
     return OmniTransferConfig(
         connectors=found.connectors,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,15 +14,17 @@ from .errors import ConfigError
 from .factory import ConnectorSpec, OmniConnectorFactory
 from .settings import check_settings, describe, nearest, resolve_namespace, stage_name
 
-__all__ = ["BROKEN", "Checker", "Found", "FoundStage"]
+__all__ = ["BROKEN", "Checker", "Found", "FoundStage", "find_circle"]
 
 Edge = tuple[str, str]
 
 _TOP_KEYS = ("stage_args", "stages", "runtime", "connectors", "edges", "base_config", "run")
 _STAGE_KEYS = ("stage_id", "name", "fn", "fn_args", "input_connectors", "output_connectors", "engine_input_source")
 _RUNTIME_KEYS = ("connectors", "edges")
-# Hosts add what they like beside our keys, so only what looks very much like one of ours is worth a warning.
+# Hosts add what they like beside our keys, so only what looks very much like one of ours is refused.
 _MISSPELT = 0.87
+# Where a key is missing, or nothing but our keys can stand, less likeness is enough.
+_TYPO = 0.7
 # A host writes these into `extra` per side of an edge; they do not make two connectors of one edge differ.
 _PER_SIDE = frozenset({"role", "stage_id", "from_stage", "to_stage"})
 BROKEN = ConnectorSpec("?")
@@ -37,6 +39,7 @@ class FoundStage:
 
     fn: str | None
     raw: dict[str, Any]
+    places: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -150,7 +153,7 @@ class Checker:
             if isinstance(key, str) and key not in known:
                 near = get_close_matches(key.lower(), known, n=1, cutoff=_MISSPELT)
                 if near:
-                    self._warn(where.key(key, entries), f"is not a key of ours; did you mean {near[0]!r}?")
+                    self._problem(where.key(key, entries), f"is not a key of ours; did you mean {near[0]!r}?")
 
     def _name(self, value: Any, where: _Where, what: str) -> str | None:
         try:
@@ -185,7 +188,7 @@ class Checker:
         if len(self._problems) > before:
             return None
         if name is None:
-            self._problem(where, f"a connector needs a name. Known: {known}")
+            self._problem(where, f"a connector needs a name{_instead(entries, 'name') or '.'} Known: {known}")
             return None
         wrong = OmniConnectorFactory.name_problem(name)
         if wrong:
@@ -208,8 +211,11 @@ class Checker:
             if key in ("name", "extra"):
                 continue
             here = where.key(key, entries)
+            near = get_close_matches(str(key).lower(), ("name", "extra"), n=1, cutoff=_TYPO)
             if key in settings:
                 self._problem(here, f"this is a setting of {name}: it must stand under extra")
+            elif near:
+                self._problem(here, f"is neither name nor extra; did you mean {near[0]!r}?")
             else:
                 self._warn(here, "is neither name nor extra and is not read")
 
@@ -276,7 +282,8 @@ class Checker:
             return
         first[name] = where
         fn = self._fn(value, where)
-        self._found.stages[name] = FoundStage(fn, plain(value))
+        places = {"": str(where)} | {key: str(where.key(key, value)) for key in ("fn", "fn_args") if key in value}
+        self._found.stages[name] = FoundStage(fn, plain(value), places)
         self._sides(value, where, "input_connectors", "from_stage_", name)
         self._sides(value, where, "output_connectors", "to_stage_", name)
         self._sources(value, where.key("engine_input_source", value), name)
@@ -344,7 +351,7 @@ class Checker:
 
     def _end(self, edge: Entries, key: str, where: _Where) -> str | None:
         if edge.get(key) is None:
-            self._problem(where, f"an edge needs a stage under {key!r}")
+            self._problem(where, f"an edge needs a stage under {key!r}{_instead(edge, key)}")
             return None
         return self._name(edge[key], where.key(key, edge), key)
 
@@ -374,9 +381,10 @@ class Checker:
                 spec = mention.spec or ConnectorSpec(self._default.name, dict(self._default.extra))
                 self._found.connectors[edge] = spec
                 self._found.origins[edge] = str(mention.where)
-        cycle = _cycle(list(stages), list(self._found.connectors))
-        if cycle:
-            self._warn(self._root, f"the edges form a circle: {' -> '.join(cycle)}")
+        joined = {stage for edge in self._found.connectors for stage in edge}
+        alone = [stage for stage in stages if stage not in joined]
+        if alone and len(stages) > 1 and not self._problems:
+            self._warn(self._root, f"no edge leads to or from {', '.join(f'stage {stage!r}' for stage in alone)}")
 
     def _ends_exist(self, mention: _Mention) -> bool:
         stages = self._found.stages
@@ -411,8 +419,15 @@ def _shared(extra: dict[str, Any]) -> dict[Any, Any]:
     return {key: value for key, value in extra.items() if value is not None and key not in _PER_SIDE}
 
 
-def _cycle(stages: list[str], edges: list[Edge]) -> list[str]:
+def _instead(entries: Entries, key: str) -> str:
+    """A hint at the entry that was perhaps meant to be the missing `key`, or nothing."""
+    found = get_close_matches(key, [str(other) for other in entries if other != key], n=1, cutoff=_TYPO)
+    return f"; there is {found[0]!r}: did you mean {key!r}?" if found else ""
+
+
+def find_circle(stages: Iterable[str], edges: Iterable[Edge]) -> list[str]:
     """One circle of stages, first and last the same; empty where there is none."""
+    edges = list(edges)
     waiting = {stage: [start for start, end in edges if end == stage] for stage in stages}
     done: set[str] = set()
     while True:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .base import OmniConnectorBase
 from .errors import ConfigError
-from .settings import Setting, describe, nearest
+from .settings import Setting, describe, is_import_path, nearest
 
 __all__ = ["ConnectorSpec", "OmniConnectorFactory"]
 
@@ -75,7 +75,7 @@ class OmniConnectorFactory:
         """
         if not isinstance(name, str) or not name or ":" in name:
             raise ConfigError(f"a connector's name must be text without a colon, not {describe(name)}")
-        if not callable(target) and not _is_target(target):
+        if not callable(target) and not is_import_path(target):
             raise ConfigError(
                 f"connector {name!r}: the target must be 'module:Class' or a callable, not {describe(target)}"
             )
@@ -118,10 +118,10 @@ class OmniConnectorFactory:
         if not isinstance(name, str):
             return f"a connector's name must be text, not {describe(name)}"
         known = cls.list_registered_connectors()
-        if name in known or _is_target(name):
+        if name in known or is_import_path(name):
             return None
         return (
-            f"there is no connector {name!r}{nearest(name, known)} Known: {', '.join(known)}. "
+            f"there is no connector {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}. "
             "A connector of your own is named 'module:Class', or made known with register_connector"
         )
 
@@ -182,14 +182,6 @@ class OmniConnectorFactory:
         if not callable(found):
             raise ConfigError(f"connector {name!r}: {target} is {describe(found)}, which cannot be called")
         return found  # type: ignore[no-any-return]
-
-
-def _is_target(text: Any) -> bool:
-    """Whether `text` reads ``module:Class``, both parts dotted names."""
-    if not isinstance(text, str):
-        return False
-    module, colon, attribute = text.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])
 
 
 def _spec_exists(module: str) -> bool:

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from ._figures import EdgeSummary
-from ._pipeline_plan import PipelinePlan, StageEntry, make_plan
+from ._pipeline_plan import PipelinePlan, make_plan, stage_entries
 from ._pipeline_run import PipelineRun
+from ._stage_child import check_main
 from .base import StageId
 from .config import OmniTransferConfig, load_omni_transfer_config
 from .errors import ConfigError, UsageError
@@ -62,6 +62,8 @@ class Pipeline:
     """
 
     def __init__(self, plan: PipelinePlan, **options: Any) -> None:
+        if not isinstance(plan, PipelinePlan):
+            raise ConfigError("a pipeline is made by Pipeline.from_config(config, stages), not by Pipeline(config)")
         self._options = parse_settings("Pipeline", _OPTIONS, options)
         self._plan = plan
         self._run: PipelineRun | None = None
@@ -111,7 +113,7 @@ class Pipeline:
         else:
             loaded = load_omni_transfer_config(config)
         edges = {edge: (spec.name, spec.extra) for edge, spec in loaded.connectors.items()}
-        plan = make_plan(_entries(loaded), edges, stages, caller_settings)
+        plan = make_plan(stage_entries(loaded), edges, stages, caller_settings)
         return cls(plan, max_in_flight=max_in_flight, start_timeout_s=start_timeout_s, copy_results=copy_results)
 
     @property
@@ -137,7 +139,7 @@ class Pipeline:
 
         Raises:
             StageFailed: a stage could not be loaded, or was not ready in time; nothing is left running.
-            UsageError: the pipeline is closed.
+            UsageError: the pipeline is closed, or the script's main part cannot be imported by the stages.
         """
         if os.getpid() != self._pid:
             raise UsageError("the pipeline was made before a fork: its stages answer to the other process")
@@ -145,6 +147,7 @@ class Pipeline:
             if self._closed:
                 raise UsageError("the pipeline is closed; build a new one with Pipeline.from_config")
             if self._run is None:
+                check_main()
                 run = PipelineRun(
                     self._plan, self._options["max_in_flight"], copy_results=self._options["copy_results"]
                 )
@@ -278,22 +281,3 @@ def _outcome(future: Future[Any], *, returned: bool) -> Any:
         error = future.exception()
         return future.result() if error is None else error
     return future.result()
-
-
-def _entries(config: OmniTransferConfig) -> list[StageEntry]:
-    folder = config.path.parent if config.path else Path.cwd()
-    if not config.stages:
-        # Only edges are given: they name the stages.
-        names = dict.fromkeys(name for edge in config.connectors for name in edge)
-        return [StageEntry(name, "", None, None, folder) for name in names]
-    return [
-        StageEntry(stage.id, _label(stage.raw), stage.fn, stage.raw.get("fn_args"), folder)
-        for stage in config.stages.values()
-    ]
-
-
-def _label(raw: Mapping[str, Any]) -> str:
-    """What people call a stage: its own ``name``, or the host's name for its model."""
-    engine = raw.get("engine_args")
-    found = raw.get("name") or (engine.get("model_stage") if isinstance(engine, Mapping) else None)
-    return found if isinstance(found, str) else ""

@@ -30,6 +30,7 @@ __all__ = [
     "check_settings",
     "check_timeout",
     "describe",
+    "is_import_path",
     "nearest",
     "parse_settings",
     "request_name",
@@ -86,7 +87,7 @@ class Setting:
 
     Args:
         kind: "int" and "bytes" give an int, "seconds" and "microseconds" a float, "bool" a bool, "str" and
-            "choice" a str, "names" (a list of texts, or one text) a tuple of str.
+            "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
         default: used when the setting is absent or null; it is not checked and may be None.
         minimum: smallest number allowed; None means 0, for nothing counted or timed here can be negative.
         maximum: largest number allowed; None means no limit.
@@ -165,7 +166,7 @@ def check_settings(table: Mapping[str, Setting], extra: Any) -> tuple[dict[str, 
             problems.append(
                 (
                     name,
-                    f"there is no such setting{nearest(name, list(table))} Known: {known}. "
+                    f"there is no such setting{nearest(name, list(table)) or '.'} Known: {known}. "
                     "A setting meant for the host can be named in extra_ignored",
                 )
             )
@@ -176,7 +177,7 @@ def _ignored(given: Any) -> tuple[list[str], list[tuple[str, str]]]:
     if given is None:
         return list(HOST_SETTINGS), []
     try:
-        return [*HOST_SETTINGS, *_names(Setting("names"), given)], []
+        return [*HOST_SETTINGS, *_texts(given)], []
     except ConfigError as error:
         return list(HOST_SETTINGS), [("extra_ignored", str(error))]
 
@@ -268,6 +269,22 @@ def _choice(setting: Setting, value: Any) -> str:
 
 
 def _names(setting: Setting, value: Any) -> tuple[str, ...]:
+    names = _texts(value)
+    for name in names:
+        if not is_import_path(name):
+            raise ConfigError(f"{describe(name)} does not read 'module:Class'")
+    return names
+
+
+def is_import_path(text: Any) -> bool:
+    """Whether `text` reads ``module:Class``, both parts dotted names; nothing is imported."""
+    if not isinstance(text, str):
+        return False
+    module, colon, attribute = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")])
+
+
+def _texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return (str.__str__(value),)
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from support.child import environment
 
+from omni_fastshm.cli import main
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STAGES = Path(__file__).parent / "process" / "pipeline_stages.py"
 COMMAND = [sys.executable, "-m", "omni_fastshm.cli", "run"]
@@ -40,6 +42,11 @@ def rows(text: str) -> dict[str, list[str]]:
     """The table's rows by edge."""
     lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if " -> " in line]
     return {line[0]: line[1:] for line in lines}
+
+
+def columns(text: str) -> list[str]:
+    head = next(line for line in text.splitlines() if line.startswith("edge "))
+    return re.split(r"\s{2,}", head.strip())
 
 
 def number(text: str) -> float:
@@ -74,6 +81,8 @@ def test_the_main_job_plays_a_sound_and_times_every_edge(name: str, count: int, 
         assert int(payloads) == count
         assert way == ("inline" if number(size) < 65536 else "ring")
         assert len(times) == 6
+        # So few payloads have no 99th percentile.
+        assert [times.pop(4), times.pop(1)] == ["-", "-"]
         assert all(number(text) > 0 for text in times)
         assert number(rate) >= 0
     assert number(edges["0 -> 1"][2]) > large
@@ -124,6 +133,17 @@ def test_a_pipeline_of_ones_own_follows_the_same_convention(job: Path) -> None:
     assert (job / "numbers.txt").read_text() == "22 24 26 28"
     assert "4 numbers in numbers.txt" in done.stdout
     assert list(rows(done.stdout)) == ["caller -> 0", "0 -> 1", "1 -> caller"]
+    names = columns(done.stdout)
+    assert len(names) == len(set(names)) == 12
+    assert "bytes: median size. put, get: median time in µs" in done.stdout
+
+
+def test_tails_are_shown_from_100_payloads_on(job: Path) -> None:
+    done = run("job.yaml", "--requests", 100, "--out", "n.txt", folder=job)
+
+    assert done.returncode == 0, done.stderr
+    for _, _, _, _, *times, _ in rows(done.stdout).values():
+        assert all(number(text) > 0 for text in times)
 
 
 def test_the_command_line_overrides_the_file(job: Path) -> None:
@@ -160,10 +180,19 @@ def test_without_a_writer_only_the_table_is_shown(job: Path) -> None:
         (f"run: {{load: '{STAGES}:load_numbers', inputs: in}}", ["--out", "x"], "--out"),
         (None, ["--out", "no/such/folder/x"], "no folder"),
         (None, ["--json", "no/such/folder/x"], "no folder"),
+        (None, ["--out", "in"], "--out: in is a folder; name a file in it"),
+        (None, ["--json", "in"], "--json: in is a folder; name a file in it"),
+        (None, ["--inputs", "elsewhere"], "no folder"),
+        (f"run: {{load: '{STAGES}:asynchronous'}}", [], "asynchronous is async"),
+        ("run: {load: 'broken.py:x'}", [], "run.load (broken.py:x) cannot be loaded: ZeroDivisionError: in broken"),
+        (f"run: {{load: '{STAGES}:load_none'}}", [], f"run.load ({STAGES}:load_none) made no request"),
+        (f"run: {{load: '{STAGES}:load_badly'}}", [], f"run.load ({STAGES}:load_badly): KeyError: 'loader broken'"),
+        (f"run: {{load: '{STAGES}:load_numbers', requests: many}}", [], "job.yaml:5: run.requests: 'many'"),
     ],
 )
 def test_a_wrong_job_is_one_clear_message(section: str | None, options: list[str], words: str, job: Path) -> None:
     write_config(job, "add_one", section)
+    (job / "broken.py").write_text("x = None\nraise ZeroDivisionError('in broken')\n")
 
     done = run("job.yaml", *options, folder=job)
 
@@ -209,6 +238,77 @@ def test_a_failing_stage_is_one_message_and_verbose_shows_the_traceback(job: Pat
     assert "stage 0 (first) failed on request '1': ValueError: five is right out" in short.stderr
     assert "Traceback" not in short.stderr
     assert "in fail_on_five" in long.stderr
+
+
+def run_with(job: Path, load: str, write: str, *options: str) -> subprocess.CompletedProcess[str]:
+    write_config(job, "fail_on_five", f"run: {{load: '{STAGES}:{load}', write: '{STAGES}:{write}', inputs: in}}")
+    return run("job.yaml", "--requests", 3, "--out", "n.txt", *options, folder=job)
+
+
+def test_an_error_in_write_names_it(job: Path) -> None:
+    done = run_with(job, "load_numbers", "write_badly")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"omni-fastshm run: run.write ({STAGES}:write_badly): KeyError: 'writer broken' (--verbose for the traceback)"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_verbose_shows_each_traceback_once(job: Path) -> None:
+    write = run_with(job, "load_numbers", "write_badly", "--verbose")
+    assert write.stderr.count("in write_badly") == 1
+    assert write.stderr.splitlines()[-1] == (
+        f"omni-fastshm run: run.write ({STAGES}:write_badly): KeyError: 'writer broken'"
+    )
+    (job / "in" / "start.txt").write_text("4")
+    stage = run_with(job, "load_numbers", "write_numbers", "--verbose")
+    assert stage.stderr.count("in fail_on_five") == 1
+    assert stage.stderr.splitlines()[-1].startswith("omni-fastshm run: stage 0 (first) failed on request '1'")
+
+
+def test_a_failed_request_is_not_blamed_on_write(job: Path) -> None:
+    (job / "in" / "start.txt").write_text("4")
+    for write in ("write_numbers", "write_renaming_errors", "write_swallowing_errors"):
+        done = run_with(job, "load_numbers", write)
+        assert done.returncode == 1
+        assert "run: stage 0 (first) failed on request '1': ValueError: five is right out" in done.stderr
+
+
+def test_an_error_in_the_middle_of_load_names_it(job: Path) -> None:
+    done = run_with(job, "load_one_and_fail", "write_numbers")
+    assert done.returncode == 1
+    assert f"run: run.load ({STAGES}:load_one_and_fail): KeyError: 'loader broken'" in done.stderr
+
+
+def test_a_request_that_cannot_be_carried_is_named(job: Path) -> None:
+    done = run_with(job, "load_uncarriable", "write_numbers")
+    assert done.returncode == 1
+    assert "run: request '1': payload.deep[0]: object cannot be carried" in done.stderr
+
+
+def test_inputs_that_nobody_names_need_not_be_there(job: Path) -> None:
+    write_config(job, "add_one", f"run: {{load: '{STAGES}:load_from_nothing'}}")
+    assert not (job / "inputs").exists()
+
+    done = run("job.yaml", "--requests", 2, folder=job)
+
+    assert done.returncode == 0, done.stderr
+    assert "2 requests in" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_help_has_an_example_and_says_where_to_read_on(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert f"example:\n  omni-fastshm {command} examples/qwen2_5_omni.yaml" in shown
+    assert "docs/pipeline.md" in shown
+    assert re.search(r"^  CONFIG  +the pipeline's YAML or JSON file$", shown, re.MULTILINE)
+    assert ("--verbose" in shown) == (command == "run")
 
 
 def test_a_wrong_number_of_requests_is_a_wrong_command_line(job: Path) -> None:

@@ -44,6 +44,7 @@ RUNNER = [
     "_stage_child",
     "_pipeline_run",
     "pipeline",
+    "cli.job",
     "cli.validate cli.run",
     "cli",
     "__main__ cli.__main__",

@@ -17,52 +17,27 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omni_fastshm._figures import EdgeSummary, Spread
-from omni_fastshm._pipeline_plan import check_reference
-from omni_fastshm._stage_worker import load_target
+from omni_fastshm._stage_worker import describe
+from omni_fastshm.cli.job import JobFailed, load_job
 from omni_fastshm.config import load_omni_transfer_config
-from omni_fastshm.config_file import Entries, plain, read_file
-from omni_fastshm.errors import ConfigError
+from omni_fastshm.errors import ConfigError, FastShmError
 from omni_fastshm.pipeline import Pipeline, PipelineStats
-from omni_fastshm.settings import Setting, parse_settings
 
 __all__ = ["add_arguments", "main"]
 
-_RUN = {
-    "load": Setting("str", None, help="makes the requests"),
-    "write": Setting("str", None, help="takes the results"),
-    "inputs": Setting("str", "inputs", help="folder of the input files, relative to the configuration"),
-    "out": Setting("str", "out.wav", help="file for the results"),
-    "requests": Setting("int", 8, minimum=1, help="how many"),
-    "max_in_flight": Setting("int", 8, minimum=1, help="how many at a time"),
-}
+_EXAMPLE = """example:
+  omni-fastshm run examples/qwen2_5_omni.yaml --requests 2 --out answer.wav
 
-
-@dataclass(frozen=True)
-class Job:
-    """What to run besides the stages.
-
-    Args:
-        load: makes the requests from the inputs' folder and their number.
-        write: takes the results; None when the configuration names nothing.
-        inputs: the inputs' folder.
-        out: the file for `write`.
-        count: how many requests.
-        max_in_flight: how many at a time.
-    """
-
-    load: Callable[[Path, int], Iterable[Any]]
-    write: Callable[[Iterable[Any], Path], Any] | None
-    inputs: Path
-    out: Path
-    count: int
-    max_in_flight: int
+After an error, --verbose shows the tracebacks. docs/pipeline.md tells what the file's `run` section has to say.
+"""
+# A 99th percentile of fewer is the maximum under another name.
+_P99_FROM = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,12 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: the sub-command's parser.
     """
-    parser.add_argument("config", type=Path, help="the pipeline's YAML or JSON file")
+    parser.epilog = _EXAMPLE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="the pipeline's YAML or JSON file")
     parser.add_argument("--requests", type=_positive, metavar="N", help="how many requests (8)")
     parser.add_argument("--inputs", type=Path, metavar="DIR", help="folder of the input files")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file for the results (out.wav)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
-    parser.add_argument("--verbose", action="store_true", help="show tracebacks")
+    parser.add_argument("--verbose", action="store_true", help="show the traceback of an error")
 
 
 def _positive(text: str) -> int:
@@ -104,34 +81,34 @@ def main(arguments: argparse.Namespace) -> int:
         print("omni-fastshm run: interrupted; all stages are stopped", file=sys.stderr)
         return 130
     except Exception as error:
+        text = str(error) if isinstance(error, FastShmError) else describe(error)
+        head, in_stage, _ = text.partition("\n\nTraceback in the stage's process:")
         if arguments.verbose:
             traceback.print_exc()
-        print(f"omni-fastshm run: {_message(error, verbose=arguments.verbose)}", file=sys.stderr)
+        elif in_stage or isinstance(error, JobFailed) or not isinstance(error, FastShmError):
+            head += " (--verbose for the traceback)"
+        print(f"omni-fastshm run: {head}", file=sys.stderr)
         return 1
     return 0
 
 
-def _message(error: Exception, *, verbose: bool) -> str:
-    text = str(error) or type(error).__name__
-    if isinstance(error, ImportError):
-        text = f"{text} (while loading the pipeline's Python files)"
-    head, mark, _ = text.partition("\n\nTraceback in the stage's process:")
-    return text if verbose or not mark else f"{head}\n(--verbose shows the stage's traceback)"
-
-
 def _run(options: argparse.Namespace) -> None:
     config = load_omni_transfer_config(options.config)
-    job = read_job(options)
+    job = load_job(options.config, requests=options.requests, inputs=options.inputs, out=options.out)
+    if job.write:
+        _check_file("--out", job.out)
+    if options.json:
+        _check_file("--json", options.json)
     pipeline = Pipeline.from_config(config, max_in_flight=job.max_in_flight)
     # The first request is read before anything starts: most mistakes in the inputs show there.
-    requests = iter(job.load(job.inputs, job.count))
+    requests = job.requests()
     first = list(itertools.islice(requests, 1))
     begun = time.perf_counter()
     with pipeline:
         started = time.perf_counter()
         with _progress(job.count) as advance:
             results = _counted(pipeline.run(itertools.chain(first, requests)), advance)
-            note = job.write(results, job.out) if job.write else None
+            note = job.finish(results)
             # A writer that stops early must not leave requests unread, nor hide the failure of one.
             count = advance.count + sum(1 for _ in results)
         worked = time.perf_counter() - started
@@ -145,52 +122,13 @@ def _run(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps({**figures, **stats.as_dict()}, indent=2) + "\n")
 
 
-def read_job(options: argparse.Namespace) -> Job:
-    """The ``run`` section of the configuration, overridden by the command line.
-
-    Raises:
-        ConfigError: a part is missing or wrong.
-    """
-    config: Path = options.config
-    content, _ = read_file(config)
-    section = content.get("run") if isinstance(content, Entries) else None
-    folders = content.folders if isinstance(content, Entries) else {}
-    if section is None:
-        raise ConfigError(
-            f"{config} has no `run` section, so it is not known what to send through it; add\n"
-            "  run:\n    load: your_file.py:your_function   # (inputs folder, count) -> iterable of payloads"
-        )
-    values = parse_settings(f"{config}: run", _RUN, plain(section))
-    folder = (folders.get("run") or config.parent).resolve()
-    if values["load"] is None:
-        raise ConfigError(f"{config}: run.load is missing; write `load: file.py:function` or `module:function`")
-    if options.out is not None and values["write"] is None:
-        raise ConfigError(f"--out: {config} names no run.write, so there is nothing that could write a file")
-    job = Job(
-        load=_function(f"{config}: run.load", values["load"], folder),
-        write=None if values["write"] is None else _function(f"{config}: run.write", values["write"], folder),
-        inputs=options.inputs or folder / values["inputs"],
-        out=options.out or Path(values["out"]),
-        count=options.requests or values["requests"],
-        max_in_flight=values["max_in_flight"],
-    )
-    if not job.inputs.is_dir():
-        raise ConfigError(f"there is no folder {job.inputs} with input files; name one with --inputs")
-    for file in [job.out if job.write else None, options.json]:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ConfigError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
-    return job
-
-
-def _function(what: str, reference: str, folder: Path) -> Callable[..., Any]:
-    try:
-        found = load_target(check_reference(reference, folder))
-    except ConfigError as error:
-        raise ConfigError(f"{what}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{what}: {reference} is {found!r}, which cannot be called")
-    made: Callable[..., Any] = found
-    return made
+def _check_file(option: str, file: Path) -> None:
+    """An output file that cannot be written would be noticed only after all the work."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option}: {file} cannot be written: there is no folder {folder}")
+    if file.is_dir():
+        raise ConfigError(f"{option}: {file} is a folder; name a file in it")
 
 
 class _Advance:
@@ -242,14 +180,16 @@ def _lines(total: int) -> Iterator[_Advance]:
 
 _HEAD = (
     *("edge", "backend", "payloads", "bytes", "way"),
-    *("put µs", "p99", "first", "get µs", "p99", "first", "GB/s"),
+    *("put µs", "put p99", "put first", "get µs", "get p99", "get first", "GB/s"),
+)
+_LEGEND = (
+    "bytes: median size. put, get: median time in µs, with the 99th percentile (from 100 payloads on) and the\n"
+    "first payload's time, which also makes the shared memory. GB/s: median size over median put plus median get."
 )
 
 
 def table(stats: PipelineStats) -> str:
-    """The edges as text: median payload, how it travelled, the times of put and get, and the rate.
-
-    Of the times there are the median, the 99th percentile and, apart from them, that of the first payload.
+    """The edges as text, with a legend below: sizes, how they travelled, the times of put and get, and the rate.
 
     Args:
         stats: of a pipeline.
@@ -268,7 +208,7 @@ def table(stats: PipelineStats) -> str:
         for row in rows
     ]
     rule = "  ".join("-" * width for width in widths)
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return "\n".join([lines[0], rule, *lines[1:], "", _LEGEND])
 
 
 def _row(edge: EdgeSummary) -> tuple[str, ...]:
@@ -279,8 +219,8 @@ def _row(edge: EdgeSummary) -> tuple[str, ...]:
         str(edge.payloads),
         "-" if edge.payload_bytes is None else f"{edge.payload_bytes:,}",
         _way(edge.ways),
-        *_times(edge.put_us, edge.first_put_us),
-        *_times(edge.get_us, edge.first_get_us),
+        *_times(edge, edge.put_us, edge.first_put_us),
+        *_times(edge, edge.get_us, edge.first_get_us),
         "-" if rate is None else f"{rate:.2f}",
     )
 
@@ -291,8 +231,9 @@ def _way(ways: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
 
 
-def _times(spread: Spread, first: float | None) -> tuple[str, str, str]:
-    return _micros(spread.median), _micros(spread.p99), _micros(first)
+def _times(edge: EdgeSummary, spread: Spread, first: float | None) -> tuple[str, str, str]:
+    p99 = spread.p99 if edge.payloads >= _P99_FROM else None
+    return _micros(spread.median), _micros(p99), _micros(first)
 
 
 def _micros(value: float | None) -> str:

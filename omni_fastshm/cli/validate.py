@@ -9,10 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_fastshm._pipeline_plan import check_stages, stage_entries
+from omni_fastshm.cli.job import read_section
 from omni_fastshm.config import OmniTransferConfig, StageSpec, inspect_transfer_config
+from omni_fastshm.config_check import find_circle
 
 __all__ = ["add_arguments", "main"]
 
+_EXAMPLE = """example:
+  omni-fastshm validate examples/qwen2_5_omni.yaml
+
+What the file says about functions is checked when it has a `run` section or an `fn`, without importing them.
+docs/configuration.md describes the file, docs/pipeline.md its functions.
+"""
 _HEADER = ("FROM", "TO", "CONNECTOR", "DEFINED AT", "SETTINGS")
 _RED, _YELLOW, _PLAIN = "\033[31m", "\033[33m", "\033[0m"
 _SHORT = 40
@@ -24,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: the sub-command's parser.
     """
-    parser.add_argument("config", metavar="CONFIG", help="a pipeline's YAML or JSON file")
+    parser.epilog = _EXAMPLE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="the pipeline's YAML or JSON file")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -37,16 +48,36 @@ def main(arguments: argparse.Namespace) -> int:
         0 where the file is fine, also with warnings; 1 where it has problems.
     """
     config, problems = inspect_transfer_config(arguments.config)
+    section = read_section(arguments.config)
+    runnable = section is not None or any("fn" in stage.places for stage in config.stages.values())
+    warnings = list(config.warnings)
+    if runnable:
+        # No stages at all is a problem of its own only where nothing else says why.
+        problems += _function_problems(config) if config.stages or not problems else []
+        problems += section.problems if section else ()
+    else:
+        circle = find_circle(config.stages, config.edges)
+        warnings += [f"the edges form a circle, which `run` refuses: {' -> '.join(circle)}"] if circle else []
     lines = [f"{arguments.config}: {_count(len(config.stages), 'stage')}, {_count(len(config.edges), 'edge')}"]
     if config.edges:
         lines += ["", *_table(config), ""]
     elif not problems:
         lines.append("nothing is configured: no edge, no connector")
-    lines += [f"{_colour('warning', _YELLOW)}: {_printable(text)}" for text in config.warnings]
+    lines += [f"{_colour('warning', _YELLOW)}: {_printable(text)}" for text in warnings]
     lines += [f"{_colour('problem', _RED)}: {_printable(text)}" for text in problems]
-    lines.append(_count(len(problems), "problem") if problems else "ok")
+    good = "ok" if runnable or not config else "edges ok; functions not checked"
+    lines.append(_count(len(problems), "problem") if problems else good)
     print("\n".join(lines))
     return 1 if problems else 0
+
+
+def _function_problems(config: OmniTransferConfig) -> list[str]:
+    # An `fn` that was refused has its problem already.
+    entries = [entry for entry in stage_entries(config) if entry.function is not None or "fn" not in entry.places]
+    if config.stages and not entries:
+        return []
+    names = {entry.name for entry in entries}
+    return check_stages(entries, [edge for edge in config.edges if names.issuperset(edge)])[1]
 
 
 def _table(config: OmniTransferConfig) -> list[str]:
@@ -68,10 +99,7 @@ def _table(config: OmniTransferConfig) -> list[str]:
 
 
 def _title(stage: StageSpec) -> str:
-    """The stage's id, with the name that hosts give it where there is one."""
-    engine = stage.raw.get("engine_args")
-    name = stage.raw.get("name") or (engine.get("model_stage") if isinstance(engine, Mapping) else None)
-    return _printable(f"{stage.id} ({name})" if isinstance(name, str) else stage.id)
+    return _printable(f"{stage.id} ({stage.label})" if stage.label else stage.id)
 
 
 def _settings(extra: Mapping[str, Any]) -> str:

@@ -266,6 +266,8 @@ class InProcessConnector(OmniConnectorBase):
         if entry is None:
             return None
         try:
+            if metadata is not None and metadata["size"] != entry.size:
+                raise _metadata_error(key, f"the metadata says {metadata['size']} bytes, the payload has {entry.size}")
             result = self._shaped(entry, copy, device)
         except BaseException:
             with self._space.changed:
@@ -377,6 +379,8 @@ class InProcessConnector(OmniConnectorBase):
         counters = self._counters
         return {
             "status": ("closed" if self._closed else "ok") if here else "forked",
+            "connector": type(self).__name__,
+            "namespace": self._namespace,
             "puts": counters.puts,
             "gets": counters.gets,
             "bytes_transferred": counters.bytes_transferred,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -146,3 +147,40 @@ def write_numbers(results: Any, out: Path) -> str:
     numbers = list(results)
     out.write_text(" ".join(map(str, numbers)))
     return f"{len(numbers)} numbers in {out.name}"
+
+
+def load_none(inputs: Path, count: int) -> list[int]:
+    return []
+
+
+def load_badly(inputs: Path, count: int) -> list[int]:
+    raise KeyError("loader broken")
+
+
+def load_one_and_fail(inputs: Path, count: int) -> Iterator[int]:
+    yield 1
+    raise KeyError("loader broken")
+
+
+def load_uncarriable(inputs: Path, count: int) -> list[Any]:
+    return [1, {"deep": [object()]}, 2]
+
+
+def load_from_nothing(inputs: Path, count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+def write_badly(results: Any, out: Path) -> None:
+    raise KeyError("writer broken")
+
+
+def write_renaming_errors(results: Any, out: Path) -> None:
+    try:
+        list(results)
+    except Exception as error:
+        raise RuntimeError("something was wrong") from error
+
+
+def write_swallowing_errors(results: Any, out: Path) -> None:
+    with contextlib.suppress(Exception):
+        list(results)

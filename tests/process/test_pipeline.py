@@ -297,7 +297,7 @@ def test_an_error_in_the_middle_of_a_stream_fails_the_request(start: Callable[..
 def test_an_output_that_cannot_be_carried_names_the_culprit(start: Callable[..., Pipeline]) -> None:
     pipeline = start(config((0, 1)), {0: "make_uncarriable", 1: "same"})
 
-    with pytest.raises(StageFailed, match=r"deep\[0\]") as caught:
+    with pytest.raises(StageFailed, match=r"CodecError: payload\.deep\[0\]: object") as caught:
         pipeline.submit(1).result(SOON_S)
     assert caught.value.stage == "0"
     assert pipeline.submit(2).result(SOON_S) == 2
@@ -306,8 +306,9 @@ def test_an_output_that_cannot_be_carried_names_the_culprit(start: Callable[...,
 def test_an_input_that_cannot_be_carried_is_a_codec_error(start: Callable[..., Pipeline]) -> None:
     pipeline = start(config((0, 2), (1, 2)), {0: "same", 1: "same", 2: "same"})
 
-    with pytest.raises(CodecError, match=r"x\[1\]"):
-        pipeline.submit({"x": [1, object()]}).result(SOON_S)
+    with pytest.raises(CodecError, match=r"^request 'mine': payload\.x\[1\]: object") as caught:
+        pipeline.submit({"x": [1, object()]}, request_id="mine").result(SOON_S)
+    assert caught.value.key == "mine"
     assert pipeline.submit(3).result(SOON_S) == {"0": 3, "1": 3}
 
 
@@ -321,7 +322,7 @@ def test_a_refused_put_fails_its_request_and_no_other(start: Callable[..., Pipel
         pipeline.submit(8, request_id="too much").result(SOON_S)
     assert caught.value.stage == "0"
     assert caught.value.key == "too much"
-    assert "max_bytes" in str(caught.value)
+    assert f"{(8 << 20) + 64} bytes are more than max_bytes ({4 << 20})" in str(caught.value)
     data, _ = pipeline.submit(1).result(SOON_S)
     assert data == bytes(1 << 20)
 
@@ -587,8 +588,8 @@ import sys
 from omni_fastshm.pipeline import Pipeline
 
 GUARD
-    config = {"stages": [{"stage_id": 0}]}
-    pipeline = Pipeline.from_config(config, {0: f"{sys.argv[1]}:same"})
+    config = {"stages": [{"stage_id": 0}, {"stage_id": 1}], "edges": [{"from": 0, "to": 1}]}
+    pipeline = Pipeline.from_config(config, {0: f"{sys.argv[1]}:same", 1: f"{sys.argv[1]}:same"})
     print(pipeline.submit(7).result())
 """
 
@@ -617,7 +618,32 @@ def test_a_script_without_main_guard_is_told_so(tmp_path: Path) -> None:
 
     assert status == 1
     assert "StageFailed" in errors.splitlines()[-1]
-    assert "__main__" in errors.splitlines()[-1]
+    assert 'has to stand under `if __name__ == "__main__":`' in errors.splitlines()[-1]
+    # Of several stages, none prints anything of its own.
+    assert errors.count("Traceback") == 1
+
+
+def test_a_script_without_a_file_is_told_so() -> None:
+    script = UNCLOSED.replace("GUARD", 'if __name__ == "__main__":')
+    done = subprocess.run(
+        [sys.executable, "-", str(STAGES)], input=script, env=environment(), capture_output=True, text=True, timeout=30
+    )
+
+    assert done.returncode == 1
+    assert "UsageError" in done.stderr.splitlines()[-1]
+    assert "<stdin> is not a file" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_functions_given_with_c_are_refused() -> None:
+    code = (
+        "from omni_fastshm import Pipeline\n"
+        "def stage(value): return value\n"
+        "Pipeline.from_config({'stages': [{'stage_id': 0}]}, {0: stage})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30)
+
+    assert done.stderr.splitlines()[-1].startswith("omni_fastshm.errors.ConfigError: stage 0: stage was typed in")
 
 
 # What is refused before anything starts
@@ -672,11 +698,50 @@ def test_a_class_must_be_callable_and_a_function_not_async() -> None:
     assert "async" in refused(config((0, 1)), {0: module.asynchronous, 1: math.sqrt})
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_cycle_is_shown() -> None:
+def test_a_circle_is_shown_once(caplog: pytest.LogCaptureFixture) -> None:
     text = refused(config((0, 1), (1, 2), (2, 1)), dict.fromkeys(range(3), math.sqrt))
 
-    assert "1 -> 2 -> 1" in text or "2 -> 1 -> 2" in text
+    assert "the edges form a circle: 1 -> 2 -> 1" in text or "the edges form a circle: 2 -> 1 -> 2" in text
+    assert not caplog.records
+
+
+def test_what_is_wrong_in_a_file_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "stages:\n"
+        "  - stage_id: 0\n"
+        f"    fn: {fn('no_such_name')}\n"
+        "    fn_args: 5\n"
+        "  - stage_id: 1\n"
+        "edges: [{from: 0, to: 1}]\n"
+    )
+    text = refused(path)
+
+    assert f"{path}:3: stages[0].fn: stage 0: {STAGES} does not define 'no_such_name'" in text
+    assert f"{path}:4: stages[0].fn_args: stage 0: fn_args must be a mapping" in text
+    assert f"{path}:5: stages[1]: stage 1: it has no function" in text
+    # What the caller gives stands in no file.
+    assert "\n  - stage 1: 17 is neither" in refused(path, {1: 17})
+
+
+@pytest.mark.parametrize("stages", [[math.sqrt, math.sqrt], "file.py:Name", math.sqrt])
+def test_functions_must_be_given_by_stage(stages: Any) -> None:
+    assert "stages must be a mapping such as {0: function, 1: Class}, by stage_id, not " in refused(
+        config((0, 1)), stages
+    )
+
+
+def test_a_function_given_by_the_stages_name_gets_a_hint() -> None:
+    source = {"stages": [{"stage_id": 0, "name": "thinker"}]}
+
+    assert "'thinker', which the configuration does not have; that is what stage 0 is called: write its stage_id" in (
+        refused(source, {"thinker": math.sqrt})
+    )
+
+
+def test_the_class_itself_is_not_called() -> None:
+    with pytest.raises(ConfigError, match="from_config"):
+        Pipeline({"stages": [{"stage_id": 0}]})  # type: ignore[arg-type]
 
 
 def test_a_configuration_without_stages_is_refused() -> None:
@@ -711,6 +776,16 @@ def test_a_stage_that_cannot_load_is_named_with_its_traceback() -> None:
     assert caught.value.stage == "1"
     assert "did not start" in str(caught.value)
     assert "import no_such_module_anywhere" in str(caught.value)
+    assert run_names() == []
+
+
+@pytest.mark.parametrize("name", ["asynchronous", "NotCallable"])
+def test_a_stage_of_the_file_that_cannot_be_called_is_a_start_error(name: str) -> None:
+    source = {"stages": [{"stage_id": 0, "fn": fn(name)}]}
+
+    with pytest.raises(StageFailed, match="stage 0 did not start: TypeError: it cannot be a stage: ") as caught:
+        Pipeline.from_config(source).start()
+    assert name in str(caught.value).splitlines()[0]
     assert run_names() == []
 
 

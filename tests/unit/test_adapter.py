@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omni_fastshm.adapter import recv_via_connector, try_recv_via_connector, try_send_via_connector
+from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
 from omni_fastshm.errors import CodecError, ConfigError, MetadataError, MissingPayload
 
 
@@ -147,11 +148,28 @@ def test_a_refused_put_is_false_and_tells_nobody(shelf: Shelf) -> None:
     assert not metrics.calls
 
 
-def test_an_encoding_error_reaches_the_caller(shelf: Shelf) -> None:
-    shelf.error = CodecError("engine_inputs.x: Foo")
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("engine_inputs.a[0]", "payload.a[0]"),
+        ("engine_inputs", "payload"),
+        ("metadata.original_prompt.x", "original_prompt.x"),
+        ("sampling_params.engine_inputs", "sampling_params.engine_inputs"),
+        ("engine_inputs_2", "engine_inputs_2"),
+    ],
+)
+def test_the_path_in_an_encoding_error_begins_at_what_the_caller_gave(shelf: Shelf, path: str, shown: str) -> None:
+    shelf.error = CodecError(f"{path}: Foo cannot be carried", key="r-1")
 
-    with pytest.raises(CodecError, match="engine_inputs"):
+    with pytest.raises(CodecError) as caught:
         send(shelf)
+    assert str(caught.value) == f"{shown}: Foo cannot be carried"
+    assert caught.value.key == "r-1"
+
+
+def test_the_codec_still_begins_its_paths_as_this_module_expects() -> None:
+    with SharedMemoryConnector({}) as connector, pytest.raises(CodecError, match=r"^payload\.a\[0\]: object"):
+        try_send_via_connector(connector, 0, 1, "r", {"a": [object()]}, None, None, lambda _: None)
 
 
 def test_what_nobody_was_told_of_is_taken_back(shelf: Shelf) -> None:
@@ -206,6 +224,20 @@ def test_a_notification_for_another_stage_is_refused(shelf: Shelf) -> None:
     with pytest.raises(MetadataError, match="stage 1"):
         try_recv_via_connector(note, {("0", "2"): shelf}, 2)
     assert shelf.shelf, "the payload must stay for its own stage"
+
+
+@pytest.mark.parametrize("edge", [(0, 1), ("0", 1), (0, "1"), ("0", "1")])
+def test_connectors_may_be_keyed_by_int_or_text(shelf: Shelf, edge: Any) -> None:
+    _, (note,) = send(shelf)
+
+    assert recv_via_connector(note, {(5, 1): Shelf(), edge: shelf}, 1)[0] == "inputs"
+
+
+def test_a_key_that_is_no_edge_is_named(shelf: Shelf) -> None:
+    _, (note,) = send(shelf)
+
+    with pytest.raises(ConfigError, match=r"'0->1' \(str\) is not \(from_stage, to_stage\)"):
+        recv_via_connector(note, {"0->1": shelf}, 1)
 
 
 def test_an_edge_without_connector_lists_those_there_are(shelf: Shelf) -> None:

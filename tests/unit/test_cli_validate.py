@@ -66,7 +66,7 @@ def test_the_edges_as_a_table(write: Write, capsys: pytest.CaptureFixture[str]) 
         "1 (talker)   2           SharedMemoryConnector  p.yaml:10 stages[2].engine_input_source[0]        "
         "shm_threshold_bytes=65536",
         "",
-        "ok",
+        "edges ok; functions not checked",
     ]
 
 
@@ -91,7 +91,89 @@ def test_warnings_do_not_fail(write: Write, capsys: pytest.CaptureFixture[str]) 
     assert len(warnings) == 2
     assert "no such backend yet" in warnings[0]
     assert "no edge uses the connector 'spare'" in warnings[1]
-    assert lines[-1] == "ok"
+    assert lines[-1] == "edges ok; functions not checked"
+
+
+# What `run` would refuse
+
+STAGES = """
+import os
+def load(inputs, count): return []
+def stage(value): return value
+"""
+RUNNABLE = """
+stages:
+  - {stage_id: 0, fn: "stages.py:stage"}
+  - {stage_id: 1, fn: "stages.py:stage", fn_args: {}}
+edges: [{from: 0, to: 1}]
+run: {load: "stages.py:load", write: "os.path:join"}
+"""
+
+
+def problems(path: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    status, lines = validate(path, capsys)
+    found = [line.removeprefix(f"problem: {path}:") for line in lines if line.startswith("problem: ")]
+    assert status == bool(found)
+    assert lines[-1] == {0: "ok", 1: "1 problem"}.get(len(found), f"{len(found)} problems")
+    return found
+
+
+def test_a_file_that_run_takes_is_ok(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The check must not run the file: it would end the tests.
+    (tmp_path / "stages.py").write_text(STAGES + "os._exit(1)\n")
+    assert problems(write(RUNNABLE), capsys) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        (
+            "run: {load:",
+            "run: {laod:",
+            ["6: run.laod: there is no such setting; did you mean 'load'?", "6: run.load is"],
+        ),
+        ("stages.py:load", "nowhere.py:load", ["6: run.load: there is no file"]),
+        ("stages.py:load", "stages.py:lod", ["6: run.load: ", "does not define 'lod'; did you mean 'load'?"]),
+        ("os.path:join", "no_such_module.here:x", ["6: run.write: there is no module 'no_such_module.here'"]),
+        ("os.path:join", "json.nothing:x", ["6: run.write: there is no module 'json.nothing'"]),
+        ('write: "os.path:join"', "requests: 0", ["6: run.requests: 0 (int) is too small"]),
+        ("run: {", "run: 5 # {", ["6: the settings must be a mapping of names to values, not 5", "6: run.load is"]),
+        ("fn_args: {}", "fn_args: [1]", ["4: stages[1].fn_args: stage 1: fn_args must be a mapping"]),
+        (', fn: "stages.py:stage", fn_args', ", fn_args", ["4: stages[1]: stage 1: it has no function"]),
+        ('0, fn: "stages.py:stage"', '0, fn: "stages.py:stag"', ["3: stages[0].fn: stage 0: ", "define 'stag'"]),
+        ('0, fn: "stages.py:stage"', '0, fn: "none.py:x"', ["3: stages[0].fn: there is no file"]),
+        ("to: 1}]", "to: 1}, {from: 1, to: 0}]", ["the edges form a circle: "]),
+        ("edges:", "egdes: []\nedge:", ["edge: is not a key of ours; did you mean 'edges'?"]),
+    ],
+)
+def test_a_file_that_run_refuses(
+    old: str, new: str, found: list[str], write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stages.py").write_text(STAGES)
+    assert old in RUNNABLE
+    shown = problems(write(RUNNABLE.replace(old, new, 1)), capsys)
+    for words in found:
+        assert any(words in line for line in shown), shown
+    assert len(shown) <= len(found)
+
+
+def test_a_file_of_a_job_alone_has_no_stages(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "stages.py").write_text(STAGES)
+    status, lines = validate(write('run: {load: "stages.py:load"}\n'), capsys)
+    assert (status, lines[-1]) == (1, "1 problem")
+    assert "has no stages" in lines[-2]
+
+
+def test_a_circle_of_edges_alone_is_a_warning(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = validate(write("edges: [{from: 0, to: 1}, {from: 1, to: 0}]"), capsys)
+    assert status == 0
+    assert any("the edges form a circle, which `run` refuses: " in line for line in lines)
+
+
+def test_a_section_under_nearly_the_right_name(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = validate(write("stage: [{stage_id: 0}]"), capsys)
+    assert status == 1
+    assert "did you mean 'stages'?" in lines[-2]
 
 
 def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +214,7 @@ def test_long_settings_are_cut(write: Write, capsys: pytest.CaptureFixture[str])
 def test_the_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = validate(str(EXAMPLES / f"{name}.yaml"), capsys)
     assert status == 0
-    assert lines[-1] == "ok"
+    assert lines[-1] == ("edges ok; functions not checked" if name == "three_kinds_of_edges" else "ok")
     assert "0 (encoder)" in lines[3] if name == "three_kinds_of_edges" else "0 (thinker)" in lines[3]
 
 
@@ -152,7 +234,7 @@ def test_as_a_module(write: Write) -> None:
     done = command("validate", write(GOOD))
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    assert done.stdout.endswith("\nok\n")
+    assert done.stdout.endswith("\nedges ok; functions not checked\n")
     assert command("validate", write("5")).returncode == 1
 
 

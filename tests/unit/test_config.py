@@ -871,7 +871,29 @@ def test_an_unused_connector_is_a_warning(write: Write, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("content", "warning"),
     [
+        (
+            {"edges": [{"from": 0, "to": 1}, {"from": "0", "to": 1}]},
+            "edges[1]: the edge 0 -> 1 is listed already: edges[0]",
+        ),
+        ({"stages": [{"stage_id": 0}, {"stage_id": 1}]}, "no edge leads to or from stage '0', stage '1'"),
+        (
+            {"stages": [{"stage_id": 0}, {"stage_id": 1}, {"stage_id": 2}], "edges": [{"from": 0, "to": 2}]},
+            "no edge leads to or from stage '1'",
+        ),
+    ],
+)
+def test_warnings(content: dict[str, Any], warning: str) -> None:
+    assert warning in load_omni_transfer_config(content).warnings
+
+
+SHM = {"name": "SharedMemoryConnector"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
         ({"stage_arg": []}, "stage_arg: is not a key of ours; did you mean 'stage_args'?"),
+        ({"stage": []}, "stage: is not a key of ours; did you mean 'stages'?"),
         ({"Stages": []}, "Stages: is not a key of ours; did you mean 'stages'?"),
         ({"runtime": {"connector": {}}}, "runtime.connector: is not a key of ours; did you mean 'connectors'?"),
         (
@@ -879,17 +901,41 @@ def test_an_unused_connector_is_a_warning(write: Write, caplog: pytest.LogCaptur
             "stages[0].input_connector: is not a key of ours; did you mean 'input_connectors'?",
         ),
         (
-            {"edges": [{"from": 0, "to": 1}, {"from": "0", "to": 1}]},
-            "edges[1]: the edge 0 -> 1 is listed already: edges[0]",
+            {"connectors": {"a": {**SHM, "extras": {"shm_threshold_bytes": 1}}}},
+            "connectors.a.extras: is neither name nor extra; did you mean 'extra'?",
         ),
         (
-            {"edges": [{"from": 0, "to": 1}, {"from": 1, "to": 2}, {"from": 2, "to": 1}]},
-            "the edges form a circle: 1 -> 2 -> 1",
+            {"connectors": {"a": {"nme": "X"}}},
+            "connectors.a: a connector needs a name; there is 'nme': did you mean 'name'?",
         ),
+        (
+            {"edges": [{"frm": 0, "to": 1}]},
+            "edges[0]: an edge needs a stage under 'from'; there is 'frm': did you mean 'from'?",
+        ),
+        ({"edges": [{"from": None, "to": 1}]}, "edges[0]: an edge needs a stage under 'from'"),
     ],
 )
-def test_warnings(content: dict[str, Any], warning: str) -> None:
-    assert warning in load_omni_transfer_config(content).warnings
+def test_a_key_that_looks_like_one_of_ours_is_refused(content: dict[str, Any], problem: str) -> None:
+    # To the end, or to the list of what is known.
+    assert any(text.partition(" Known: ")[0] == problem for text in problems_of(content)), problems_of(content)
+
+
+def test_another_key_beside_name_is_only_a_warning() -> None:
+    config = load_omni_transfer_config({"connectors": {"a": {**SHM, "comment": "ours"}}})
+    assert "connectors.a.comment: is neither name nor extra and is not read" in config.warnings
+
+
+def test_what_is_known_follows_a_full_stop() -> None:
+    assert "there is no connector 'Zzz'. Known: " in problems_of({"connectors": {"a": {"name": "Zzz"}}})[0]
+    wrong = {"connectors": {"a": {**SHM, "extra": {"zzz": 1}}}}
+    assert "there is no such setting. Known: " in problems_of(wrong)[0]
+
+
+def test_a_stage_knows_where_it_stands(write: Write) -> None:
+    path = write("stages:\n  - stage_id: 0\n    fn: math:sqrt\n  - stage_id: 1\n")
+    stages = load_omni_transfer_config(path).stages
+    assert stages["0"].places == {"": f"{path}:2: stages[0]", "fn": f"{path}:3: stages[0].fn"}
+    assert stages["1"].places == {"": f"{path}:4: stages[1]"}
 
 
 HOST_STAGE_KEYS = (

@@ -8,12 +8,14 @@ import io
 import logging
 import os
 import pickle
+import re
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -287,6 +289,16 @@ def test_one_more_taker_keeps_the_room(make: Make) -> None:
 
 def test_without_a_limit(make: Make) -> None:
     assert make().health()["capacity_bytes"] == sys.maxsize
+
+
+def test_health_has_every_key_that_the_documentation_lists(make: Make) -> None:
+    text = (Path(__file__).parents[2] / "docs/health.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    health = make(namespace="mine").health()
+
+    assert listed <= set(health)
+    assert (health["connector"], health["namespace"]) == ("InProcessConnector", "mine")
 
 
 # Several takers and copies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import multiprocessing
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from omni_fastshm._edges import Failure, Inlet, JoinInlet, Message, Outlet
+from omni_fastshm._edges import Failure, HandOffFailed, Inlet, JoinInlet, Message, Outlet
 from omni_fastshm._figures import EdgeFigures, EdgeSummary, Spread, way_of
 from omni_fastshm._ledger import Ledger, Request
 from omni_fastshm._pipeline_plan import StageEntry, check_reference, make_plan
+from omni_fastshm._stage_worker import unfit_reason
 from omni_fastshm.errors import ConfigError, StageFailed, UsageError
 
 # Figures
@@ -200,6 +202,62 @@ def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
         check_reference("bad.py:x", tmp_path)
 
 
+def test_looking_for_a_module_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "a_package_that_must_not_run"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(1)\n")
+    (package / "inner.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert check_reference(f"{package.name}.inner:x", tmp_path) == f"{package.name}.inner:x"
+    with pytest.raises(ConfigError, match="no module"):
+        check_reference(f"{package.name}.outer:x", tmp_path)
+    with pytest.raises(ConfigError, match="no module"):
+        check_reference(f"{package.name}.inner.deeper:x", tmp_path)
+
+
+class Asynchronous:
+    async def __call__(self, value: Any) -> Any:
+        return value
+
+
+class Plain:
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+async def asynchronous(value: Any) -> Any:
+    return value
+
+
+async def asynchronous_pieces(value: Any) -> Any:
+    yield value
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (asynchronous, "is async"),
+        (asynchronous_pieces, "is async"),
+        (Asynchronous, "is async"),
+        (Asynchronous(), "is async"),
+        (functools.partial(asynchronous, 1), "is async"),
+        (int, "has no __call__"),
+        (5, "neither a function nor a class"),
+        (Plain, ""),
+        (Plain(), ""),
+        (functools.partial(math.pow, 2), ""),
+        (math.sqrt, ""),
+        (str.upper, ""),
+        (Plain().__call__, ""),
+    ],
+)
+def test_what_fits_as_a_stage(target: Any, words: str) -> None:
+    reason = unfit_reason(target)
+    assert words in reason
+    assert bool(words) == bool(reason)
+
+
 # Joins
 
 
@@ -246,6 +304,63 @@ def test_a_join_waits_for_the_slower_edge_and_keeps_the_order(ends: Ends) -> Non
     assert [m.value for m in messages[:3]] == [{"a": seq, "b": -seq} for seq in range(3)]
     assert [m.request_id for m in messages[:3]] == ["r0", "r1", "r2"]
     assert messages[3].kind == "stop"
+
+
+class Lost(Inline):
+    """A connector whose payloads never arrive; it remembers what was cleaned up."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def get(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def cleanup(self, request_id: str) -> None:
+        self.dropped.append(request_id)
+
+
+def test_a_payload_that_does_not_arrive_is_named_by_the_callers_id() -> None:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    with reader, writer:
+        connector: Any = Lost()
+        Outlet(("a", "b"), connector, writer).send(6, "it's mine", 1, last=True)
+        message = Inlet(("a", "b"), connector, reader).receive()
+
+    assert message.failure is not None
+    assert "MissingPayload" in message.failure.text
+    # Its own key in the connector is another one, so that the same id can be used again.
+    assert connector.dropped not in ([], ["it's mine"])
+    assert connector.dropped[0] not in message.failure.text
+    assert message.failure.text.count(repr("it's mine")) == 2
+
+
+class Full(Inline):
+    """A connector without room."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = config
+
+    def put(self, _from: str, _to: str, _id: str, data: Any) -> Any:
+        return False, 0, None
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        (1000, bytes(5000), "more than max_bytes (1000) allows at all"),
+        ("1e3", bytes(5000), "more than max_bytes (1e3) allows at all"),
+        (10_000, bytes(5000), "within the connector's waiting time (put_timeout_s)"),
+        (None, bytes(5000), "within the connector's waiting time (put_timeout_s)"),
+        (10, print, "within the connector's waiting time (put_timeout_s)"),
+    ],
+)
+def test_a_refusal_tells_too_large_from_full(limit: Any, value: Any, words: str) -> None:
+    connector: Any = Full(max_bytes=limit)
+    outlet = Outlet(("a", "b"), connector, None)  # type: ignore[arg-type]
+
+    with pytest.raises(HandOffFailed) as caught:
+        outlet.send(0, "r", value, last=True)
+    assert words in str(caught.value)
 
 
 def test_a_failed_request_leaves_no_half_filled_join(ends: Ends) -> None:

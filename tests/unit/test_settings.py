@@ -22,6 +22,7 @@ from omni_fastshm.settings import (
     check_settings,
     check_timeout,
     describe,
+    is_import_path,
     nearest,
     parse_settings,
     request_name,
@@ -148,6 +149,20 @@ def test_lists_of_names() -> None:
     assert parse(types=["a:B", "c:D"])["types"] == ("a:B", "c:D")
     for wrong in (1, ["a", 1], {"a": 1}, True):
         assert "is not a list of texts" in refused(types=wrong)
+
+
+@pytest.mark.parametrize("text", ["x", "x.y", "a:", ":B", "a:B:C", "a b:C", "a:f.<locals>.C", ""])
+def test_names_must_read_module_and_class(text: str) -> None:
+    assert not is_import_path(text)
+    assert refused(types=["a:B", text]) == f"Demo: types: {text!r} (str) does not read 'module:Class'"
+
+
+def test_names_are_not_imported() -> None:
+    assert parse(types=["no_such_module_anywhere.at.all:Nope.Inner"])["types"]
+
+
+def test_extra_ignored_takes_any_text() -> None:
+    assert parse(extra_ignored=["mine_*"], mine_one=1)
 
 
 def test_unknown_names_get_the_nearest_and_all_known() -> None:
