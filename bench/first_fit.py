@@ -1,7 +1,7 @@
 """Why space is found first fit: copying into memory just used against memory used longest ago.
 
-Run: ``python -m bench.first_fit``; prints one JSON object, kept as ``bench/results/first_fit.json``. Both ways copy the same
-bytes with the same kernel into one warm mapping, in turns, so that a slow minute hits both.
+Run: ``python -m bench.first_fit``; prints one JSON object, kept as ``bench/results/first_fit.json``. Both ways copy
+the same bytes with the same kernel into one warm mapping, in turns, so that a slow minute hits both.
 """
 
 from __future__ import annotations
@@ -44,4 +44,4 @@ def measure(size: int, rounds: int = 9) -> dict[str, float]:
 
 if __name__ == "__main__":
     figures = [measure(size) for size in (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)]
-    print(json.dumps({"machine": platform.processor() or platform.machine(), "kernel": platform.release(), "figures": figures}))
+    print(json.dumps({"machine": platform.machine(), "kernel": platform.release(), "figures": figures}))

@@ -34,6 +34,7 @@ class _Source(Protocol):
     def external(self, segment: int, offset: int, nbytes: int, readonly: bool, /) -> Any: ...
 
 def tensor_view(buffer: Any, shape: Sequence[int], dtype: Any) -> Any: ...
+
 @final
 class Kind:
     code: int
