@@ -81,8 +81,6 @@ def test_the_main_job_plays_a_sound_and_times_every_edge(name: str, count: int, 
         assert int(payloads) == count
         assert way == ("inline" if number(size) < 65536 else "ring")
         assert len(times) == 6
-        # So few payloads have no 99th percentile.
-        assert [times.pop(4), times.pop(1)] == ["-", "-"]
         assert all(number(text) > 0 for text in times)
         assert number(rate) >= 0
     assert number(edges["0 -> 1"][2]) > large
@@ -138,8 +136,8 @@ def test_a_pipeline_of_ones_own_follows_the_same_convention(job: Path) -> None:
     assert "bytes: median size. put, get: median time in µs" in done.stdout
 
 
-def test_tails_are_shown_from_100_payloads_on(job: Path) -> None:
-    done = run("job.yaml", "--requests", 100, "--out", "n.txt", folder=job)
+def test_medians_tails_and_first_times_are_shown(job: Path) -> None:
+    done = run("job.yaml", "--requests", 20, "--out", "n.txt", folder=job)
 
     assert done.returncode == 0, done.stderr
     for _, _, _, _, *times, _ in rows(done.stdout).values():

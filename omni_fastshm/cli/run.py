@@ -36,8 +36,6 @@ _EXAMPLE = """example:
 
 After an error, --verbose shows the tracebacks. docs/pipeline.md tells what the file's `run` section has to say.
 """
-# A 99th percentile of fewer is the maximum under another name.
-_P99_FROM = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -183,8 +181,9 @@ _HEAD = (
     *("put µs", "put p99", "put first", "get µs", "get p99", "get first", "GB/s"),
 )
 _LEGEND = (
-    "bytes: median size. put, get: median time in µs, with the 99th percentile (from 100 payloads on) and the\n"
-    "first payload's time, which also makes the shared memory. GB/s: median size over median put plus median get."
+    "bytes: median size. put, get: median time in µs, with the 99th percentile (of fewer than 100 payloads that is\n"
+    "the slowest) and, apart from both, the first payload's time, which also makes the shared memory.\n"
+    "GB/s: median size over median put plus median get."
 )
 
 
@@ -232,8 +231,7 @@ def _way(ways: Mapping[str, int]) -> str:
 
 
 def _times(edge: EdgeSummary, spread: Spread, first: float | None) -> tuple[str, str, str]:
-    p99 = spread.p99 if edge.payloads >= _P99_FROM else None
-    return _micros(spread.median), _micros(p99), _micros(first)
+    return _micros(spread.median), _micros(spread.p99), _micros(first)
 
 
 def _micros(value: float | None) -> str:
