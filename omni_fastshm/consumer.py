@@ -81,7 +81,7 @@ class Consumer:
                 try:
                     inbox = self.inbox(segments.control_name(namespace, endpoint))
                 except FastShmError as error:  # one bad neighbour must not cut off the others
-                    logger.warning("a producer of namespace %s cannot be reached: %s", namespace, error)
+                    logger.warning("a producer of namespace %s cannot be reached: %s", namespace, str(error))
                     epoch = None  # look again next time: it may have been a want of descriptors
                     continue
                 if inbox is not None:

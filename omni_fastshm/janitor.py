@@ -64,7 +64,7 @@ def _left_alone_on_error(name: str) -> Iterator[None]:
     try:
         yield
     except (FastShmError, OSError) as error:
-        logger.warning("janitor: %s left alone: %s", name, error)
+        logger.warning("janitor: %s left alone: %s", name, str(error))
 
 
 def _by_age(controls: list[str]) -> list[str]:

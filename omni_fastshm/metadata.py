@@ -33,7 +33,7 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
     if not isinstance(name, str) or segments.parse_control_name(name) is None:
         raise MetadataError(f"metadata names no segment of ours: {describe(name)}", op="get", key=request)
     said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
-    if said != (*edge, request):
+    if not all(isinstance(each, str) for each in said) or said != (*edge, request):
         raise MetadataError(
             f"metadata belongs to request {describe(said[2])} on {describe(said[0])} -> {describe(said[1])}, "
             f"not to {describe(request)} on {describe(edge[0])} -> {describe(edge[1])}",

@@ -208,8 +208,8 @@ class Producer:
 
     def _add_segment(self, size: int) -> None:
         number = self._next_number
+        self._next_number += 1  # first: whatever is raised in between, the name is not tried again
         segment = segments.make(segments.data_name(self.name, number), size)
-        self._next_number += 1
         self.outbox.add_segment(segment, number)
         self._segments += 1
         self._count_extra()
@@ -272,8 +272,10 @@ class Producer:
             self.outbox.mark_closed()
             self.outbox.reap()
             self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
-            for segment in self.outbox.data_segments():
-                segments.unlink(segment.name)
+            for name in segments.list_names(segments.data_name(self.name, 0)[:-1]):
+                segments.unlink(
+                    name
+                )  # by what is there: an exception from a signal handler may have cut a change short
             segments.unlink(self.name)
             self.directory.leave(self.endpoint)
             self.outbox.discard_extents()

@@ -20,7 +20,7 @@ from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.directory import leave_directory, open_directory
-from omni_fastshm.errors import ConfigError, ConnectorClosed, ForkedConnector, MetadataError, SegmentError
+from omni_fastshm.errors import ConfigError, ConnectorClosed, FastShmError, ForkedConnector, MetadataError, SegmentError
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.loans import make_loan
 from omni_fastshm.metadata import check_place, integer
@@ -178,7 +178,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
         except SegmentError as error:
             self._refused += 1
-            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, error)
+            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, str(error))
             return None
         if room is None:
             if self._stopped:
@@ -393,7 +393,11 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._stopped:
             return
         hashed = request_hash(request)
-        directory = self._directory or self._open_directory(make=False)
+        try:
+            directory = self._directory or self._open_directory(make=False)
+        except FastShmError as error:  # no descriptor left, or not our directory: there is nothing to reach through it
+            logger.warning("cleanup of request %r reached nobody: %s", request, str(error))
+            return
         if directory is not None:
             for inbox in self._consumer.producers(directory, self.namespace):
                 inbox.cancel_request(*hashed)

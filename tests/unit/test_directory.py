@@ -1,0 +1,223 @@
+"""The namespace's directory while others come, go and sweep at the same moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support import leftovers
+
+from omni_fastshm import directory, janitor, segments
+from omni_fastshm._core import LOCK_MAKER, LOCK_USERS, Directory, Segment
+from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
+
+Neighbour = Callable[[str], None]
+"""What another process does in the middle of a call here."""
+
+
+@pytest.fixture
+def make(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that builds a connector that uses the namespace's directory."""
+    return lambda **settings: connect(SharedMemoryConnector, **{"key_lookup": True, **settings})
+
+
+@contextmanager
+def descriptor(name: str) -> Iterator[int]:
+    fd = segments.open_descriptor(name)
+    assert fd is not None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+class Locks:
+    """`Segment` as the directory's code sees it, with an action after a lock was taken, or beside its end."""
+
+    def __init__(
+        self, after: dict[int, Callable[[], None]], unlocking: Callable[[], None] | None = None, late: bool = False
+    ) -> None:
+        self._after = after
+        self._unlocking = unlocking
+        self._late = late
+
+    def __call__(self, *args: Any) -> Segment:
+        return Segment(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Segment, name)
+
+    def lock(self, fd: int, name: str, byte: int, exclusive: bool = True) -> bool:
+        done = Segment.lock(fd, name, byte, exclusive)
+        action = self._after.pop(byte, None) if done else None
+        if action is not None:
+            action()
+        return done
+
+    def unlock(self, fd: int, name: str, byte: int) -> None:
+        action, self._unlocking = self._unlocking, None
+        if self._late:
+            Segment.unlock(fd, name, byte)
+        if action is not None:
+            action()
+        if not self._late:
+            Segment.unlock(fd, name, byte)
+
+
+class Finished:
+    """`Directory` as the directory's code sees it, with an action between finishing a new one and using it."""
+
+    valid = staticmethod(Directory.valid)
+    made = staticmethod(Directory.made)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __call__(self, segment: Segment, make: bool = False) -> Directory:
+        built = Directory(segment, make)
+        if make:
+            self._action()
+        return built
+
+
+def sweeps(namespace: str) -> None:
+    janitor.sweep(namespace)
+
+
+def joins_and_leaves(namespace: str) -> None:
+    found = directory.open_directory(namespace, make=False)
+    if found is not None:
+        directory.leave_directory(found)
+
+
+def shared_by_all(one: Any, two: Any) -> bool:
+    """Do both use the directory that has the name, and does what one sends reach the other?"""
+    found = [os.fstat(each._directory.segment.fd) for each in (one, two)]
+    same = found[0].st_ino == found[1].st_ino and [each.st_nlink for each in found] == [1, 1]
+    sent = one.put("a", "b", "r", [1, 2])[0]
+    return bool(same and sent and two.get("a", "b", "r") is not None)
+
+
+class TestMaking:
+    """Nobody removes a directory that is being made, or that its maker is about to use."""
+
+    @pytest.mark.parametrize("neighbour", [sweeps, joins_and_leaves])
+    def test_between_making_it_and_using_it(
+        self, make: Any, namespace: str, neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+
+        def meanwhile() -> None:
+            monkeypatch.setattr(directory, "Directory", Directory)
+            neighbour(namespace)
+            seen.append(len(leftovers.names(namespace)))
+
+        monkeypatch.setattr(directory, "Directory", Finished(meanwhile))
+        one = make()
+        assert seen == [1]
+        assert shared_by_all(one, make())
+
+    def test_as_soon_as_its_name_is_there(self, make: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = segments.make
+
+        def swept(*args: Any, **kwargs: Any) -> Segment:
+            made = real(*args, **kwargs)
+            janitor.sweep(namespace)
+            return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "make", swept)
+            one = make()
+        assert shared_by_all(one, make())
+
+    @pytest.mark.parametrize("neighbour", [sweeps, joins_and_leaves])
+    @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+    def test_when_the_makers_lock_goes(
+        self, make: Any, namespace: str, neighbour: Neighbour, late: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[str] = []
+
+        def meanwhile() -> None:
+            neighbour(namespace)
+            seen.extend(leftovers.names(namespace))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "Segment", Locks({}, meanwhile, late))
+            one = make()
+        assert seen == [segments.directory_name(namespace)]
+        assert shared_by_all(one, make())
+
+    @pytest.mark.parametrize("by", ["open", "sweep"])
+    def test_a_new_one_in_place_of_a_half_made_one_stays(
+        self, namespace: str, by: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two find what a dead maker left; while one looks at it, the other has removed it and made a new one."""
+        path = leftovers.MOUNT / segments.directory_name(namespace)
+        path.touch(0o600)
+        new: list[Directory] = []
+
+        def meanwhile() -> None:
+            path.unlink()
+            found = directory.open_directory(namespace)
+            assert found is not None
+            new.append(found)
+
+        mine = None
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "Segment", Locks({LOCK_MAKER: meanwhile}))
+            if by == "open":
+                mine = directory.open_directory(namespace)
+            else:
+                assert janitor.sweep(namespace).removed == []
+        assert len(new) == 1
+        inodes = {os.fstat(each.segment.fd).st_ino for each in (*new, mine) if each is not None}
+        assert inodes == {path.stat().st_ino}
+        for each in (*new, mine):
+            if each is not None:
+                directory.leave_directory(each)
+
+
+class TestRemoving:
+    """It goes with the last one that uses it, and not before."""
+
+    @pytest.mark.parametrize("byte", [LOCK_MAKER, LOCK_USERS])
+    @pytest.mark.parametrize("by", ["sweep", "leave", "itself"])
+    def test_a_lock_of_another_keeps_it(self, namespace: str, byte: int, by: str) -> None:
+        own = directory.open_directory(namespace)
+        assert own is not None
+        name = own.segment.name
+        with descriptor(name) as other:
+            assert Segment.lock(other, name, byte, byte == LOCK_MAKER)
+            if by == "itself":
+                with descriptor(name) as third:
+                    assert not directory.remove_if_unused(third, name)
+            elif by == "sweep":
+                assert janitor.sweep(namespace).removed == []
+            else:
+                directory.leave_directory(own)
+            assert leftovers.names(namespace) == [name]
+        directory.leave_directory(own)
+        janitor.sweep(namespace)
+        assert leftovers.names(namespace) == []
+
+    def test_with_nobody_left_it_goes(self, namespace: str) -> None:
+        own = directory.open_directory(namespace)
+        assert own is not None
+        with descriptor(own.segment.name) as other:
+            Segment.unlock(own.segment.fd, own.segment.name, LOCK_USERS)
+            assert directory.remove_if_unused(other, own.segment.name)
+            assert not directory.remove_if_unused(other, own.segment.name), "a name that is gone is not ours to remove"
+        directory.leave_directory(own)
+
+    def test_leaving_twice_leaves_the_next_one_alone(self, namespace: str) -> None:
+        own = directory.open_directory(namespace)
+        assert own is not None
+        directory.leave_directory(own)
+        following = directory.open_directory(namespace)
+        assert following is not None
+        directory.leave_directory(own)
+        assert leftovers.names(namespace) == [following.segment.name]
+        directory.leave_directory(following)
