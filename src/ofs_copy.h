@@ -9,7 +9,7 @@
 
 /* Streaming stores go past the cache: no line is fetched before it is overwritten. Into private memory they win from the
  * size on that would not stay in the cache anyway. Into memory that a process on another core has just read they win far
- * earlier, for its cache holds the lines and an ordinary store has to take back each of them (bench/results/copy.json). */
+ * earlier, for its cache holds the lines and an ordinary store has to take back each of them (bench/results/kernels/copy.json). */
 #define OFS_STREAM_FROM ((size_t)4 << 20)
 #define OFS_STREAM_SHARED_FROM ((size_t)4 << 10)
 
