@@ -1,7 +1,7 @@
 """Why space is found first fit: copying into memory just used against memory used longest ago.
 
-Run: ``python -m bench.first_fit``; prints one JSON object, kept as ``bench/results/kernels/first_fit.json``. Both ways copy
-the same bytes with the same kernel into one warm mapping, in turns, so that a slow minute hits both.
+Run: ``python -m bench.first_fit``; prints one JSON object, kept as ``bench/results/kernels/first_fit.json``. Both ways
+copy the same bytes with the same kernel into one warm mapping, in turns, so that a slow minute hits both.
 """
 
 from __future__ import annotations
