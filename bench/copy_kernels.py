@@ -2,8 +2,8 @@
 
 Run: ``python -m bench.copy_kernels``; prints one JSON object, kept as ``bench/results/kernels/copy.json``. A forked
 reader spins on a word, sums the bytes when it changes, and answers; the writer copies with our kernel, streaming or
-not, into the same place each time. Both ways take turns. "usable" ends when the reader saw the word, "read" when it had read
-every byte.
+not, into the same place each time. Both ways take turns. "usable" ends when the reader saw the word, "read" when it had
+read every byte.
 """
 
 from __future__ import annotations
