@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import threading
 import time
 import weakref
@@ -15,8 +14,6 @@ from typing import TypeVar
 from omni_fastshm import janitor, segments
 from omni_fastshm._core import Directory, Extent, Outbox, Reservation, Segment, control_size
 from omni_fastshm.errors import SegmentError
-
-logger = logging.getLogger("omni_fastshm")
 
 T = TypeVar("T")
 
