@@ -17,12 +17,12 @@ logger = logging.getLogger("omni_fastshm")
 
 # One view of each producer for the whole process: its leases share one reader slot, and with it one bit per block.
 _inboxes: weakref.WeakValueDictionary[str, Inbox] = weakref.WeakValueDictionary()
-_inboxes_lock = threading.Lock()
+_inboxes_lock = threading.RLock()
 
 
 def _forget_inherited() -> None:
     global _inboxes_lock
-    _inboxes_lock = threading.Lock()  # may have been held by a thread that does not exist in the child
+    _inboxes_lock = threading.RLock()  # may have been held by a thread that does not exist in the child
     _inboxes.clear()
 
 
@@ -58,7 +58,7 @@ class Consumer:
         self._all: tuple[Inbox, ...] = ()
         self._epoch: int | None = None
         self._left: list[weakref.ref[Inbox]] = []  # let go while leases of them were alive
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def inbox(self, name: str) -> Inbox | None:
         """The producer with that control segment, or None when it is gone."""

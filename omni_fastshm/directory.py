@@ -75,10 +75,13 @@ def _join(name: str, fd: int) -> Directory | None:
         os.close(fd)
         raise
     segment = Segment(name, fd, True, True)
-    if not Directory.valid(segment) and not Segment.lock(fd, name, LOCK_MAKER):
-        Segment.lock_wait(fd, name, LOCK_MAKER)  # until it is finished, or its maker dead
-        segment = Segment(name, os.dup(fd), True, True)  # it may have been empty when it was mapped above
     if Directory.valid(segment):
+        return Directory(segment)
+    # Being made, or left half-made. With the maker's lock nobody changes it any more: look again, at its present size.
+    Segment.lock_wait(segment.fd, name, LOCK_MAKER)
+    segment = Segment(name, _moved(segment), True, True)
+    if Directory.valid(segment):
+        Segment.unlock(segment.fd, name, LOCK_MAKER)
         return Directory(segment)
     if Directory.made(segment):
         raise MetadataError(
@@ -89,6 +92,11 @@ def _join(name: str, fd: int) -> Directory | None:
     if Segment.inspect(segment.fd, name)[4]:  # still: only whoever has the maker's lock, as we do now, may unlink it
         segments.unlink(name)  # its maker died half-way
     return None
+
+
+def _moved(segment: Segment) -> int:
+    """The same open file, and so the same locks, under another descriptor: `segment` may go."""
+    return os.dup(segment.fd)
 
 
 def leave_directory(directory: Directory) -> None:

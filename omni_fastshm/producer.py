@@ -78,7 +78,10 @@ class Producer:
         self._segment_bytes = segment_bytes
         self._idle_ns = int(idle_segment_s * 1e9)
         self._next_number = 0
-        self._changing = threading.Lock()  # held while segments are added, and when their names go
+        # Held while segments are added, and when their names go. Re-entrant, for a signal handler may put, or close,
+        # while the thread that it interrupts holds it; a close then leaves the rest to that thread.
+        self._changing = threading.RLock()
+        self._shut_later = False
         # First come, first served among those who wait for room. Weak: whoever leaves by an exception that a signal
         # handler raised, at whatever instruction, must not stay at the head for ever.
         self._queue: deque[weakref.ref[_Ticket]] = deque()
@@ -108,7 +111,8 @@ class Producer:
         if self._extra and time.monotonic() >= self._trim_at:
             self.trim_idle()
         if self._segments > 1 and self.capacity + self._segment_bytes > self.max_bytes:
-            self._reshape(size)
+            with self._changing:  # not the segment that another thread has just added for its own payload
+                self._reshape(size)
         if not self._queue:
             room = self.outbox.reserve(size)
             if room is not None:
@@ -133,15 +137,21 @@ class Producer:
         return self._queue_up(size, attempt, time.monotonic() + timeout_s)
 
     def _find_room(self, size: int, attempt: Callable[[], T | None]) -> T | None:
-        with self._changing:  # who finds another thread adding a segment waits for that, whatever its own time limit
-            if self.closed:
-                return None
-            made = attempt()
-            if made is None and self.outbox.reap():
-                made = attempt()  # dead readers held enough: no need for more memory
-            if made is None and self._grow(size):
-                made = attempt()
+        try:
+            with self._changing:  # whoever finds another thread adding a segment waits for it, whatever his time limit
+                made = None if self.closed else self._make_room(size, attempt)
             return made
+        finally:
+            if self._shut_later:
+                self._shut()
+
+    def _make_room(self, size: int, attempt: Callable[[], T | None]) -> T | None:
+        made = attempt()
+        if made is None and self.outbox.reap():
+            made = attempt()  # dead readers held enough: no need for more memory
+        if made is None and self._grow(size) and not self.closed:
+            made = attempt()
+        return made
 
     def _queue_up(self, size: int, attempt: Callable[[], T | None], deadline: float) -> T | None:
         deadline_ns = min(int(deadline * 1e9), 2**63)
@@ -214,7 +224,8 @@ class Producer:
     def trim_idle(self) -> None:
         """Look for blocks that are free again and for segments that nothing has used for a while."""
         self._trim_at = time.monotonic() + self._idle_ns / 2e9
-        self._trim(self._idle_ns)
+        with self._changing:
+            self._trim(self._idle_ns)
 
     def _trim(self, idle_ns: int) -> None:
         """Give back segments that nothing has used for that long, all but one of usual size; 0 spares none."""
@@ -264,16 +275,21 @@ class Producer:
     def _shut(self) -> int:
         self.closed = True
         self.outbox.wake()
+        if self._changing._is_owned():  # type: ignore[attr-defined]  # a signal handler in the middle of our own change
+            self._shut_later = True
+            return 0
         with self._changing:
-            dropped: int = self.outbox.cancel_all()
-            self.outbox.mark_closed()
-            self.outbox.reap()
-            self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
-            for name in segments.list_names(segments.data_name(self.name, 0)[:-1]):
-                segments.unlink(
-                    name
-                )  # by what is there: an exception from a signal handler may have cut a change short
-            segments.unlink(self.name)
-            self.directory.leave(self.endpoint)
-            self.outbox.discard_extents()
+            return self._tear_down()
+
+    def _tear_down(self) -> int:
+        """Idempotent: a change that was under way may have to do it once more at its end."""
+        dropped: int = self.outbox.cancel_all()
+        self.outbox.mark_closed()
+        self.outbox.reap()
+        self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
+        for name in segments.list_names(segments.data_name(self.name, 0)[:-1]):
+            segments.unlink(name)  # by what is there: an exception from a signal handler may have cut a change short
+        segments.unlink(self.name)
+        self.directory.leave(self.endpoint)
+        self.outbox.discard_extents()
         return dropped

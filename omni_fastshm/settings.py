@@ -454,3 +454,22 @@ def check_timeout(t: Any) -> float | None:
     if not isinstance(t, bool) and isinstance(t, Real) and float(t) >= 0:
         return float(t) if float(t) < TIMEOUT_MAX else None
     raise ConfigError(f"timeout: {describe(t)} is not a time; give seconds (0 or more), or None to wait for ever")
+
+
+def check_device(device: Any) -> None:
+    """Is this where tensors can arrive?
+
+    Args:
+        device: what ``torch.device`` takes: "cuda:1", an index, a device; or None.
+
+    Raises:
+        ConfigError: torch does not know it.
+    """
+    if device is None or (isinstance(device, str) and device == "cpu"):
+        return
+    import torch
+
+    try:
+        torch.device(device)
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(f"device: {describe(device)} is no device of torch: {error}") from None

@@ -1174,6 +1174,7 @@ cdef class _Reader:
     cdef size_t frame_size
     cdef size_t start
     cdef size_t taken
+    cdef size_t left  # items that containers may still announce
     cdef object source
     cdef object types
     cdef object device
@@ -1294,11 +1295,18 @@ cdef class _Reader:
             known_keys[slot] = key
         return key
 
+    cdef int expect(self, size_t count, int depth) except -1:
+        """A container says that it holds so many items. Each takes a byte of the header, and no two share one: what all
+        containers say together cannot be more than the header is long, so that lies do not add up to an allocation."""
+        if depth >= STEPS or count > self.left or count > <size_t> (self.end - self.at):
+            self.broken("a container is nested too deep or longer than the header")
+        self.left -= count
+        return 0
+
     cdef object read_map(self, size_t count, int depth):
         cdef dict out = {}
         cdef size_t i
-        if depth >= STEPS or count > <size_t> (self.end - self.at) // 2:
-            self.broken("a dict is nested too deep or longer than the header")
+        self.expect(2 * count, depth)
         for i in range(count):
             key = self.read_key(depth + 1)
             if type(key) is not str and type(key) is not int:
@@ -1314,8 +1322,7 @@ cdef class _Reader:
     cdef object read_list(self, size_t count, int depth):
         cdef list out
         cdef size_t i
-        if depth >= STEPS or count > <size_t> (self.end - self.at):
-            self.broken("a list is nested too deep or longer than the header")
+        self.expect(count, depth)
         if count and self.end - self.at >= 3 and self.at[0] == 0xD4 and self.at[1] == X_MARK:
             self.at += 3
             return self.read_marked((self.at - 1)[0], count - 1, depth)
@@ -1780,27 +1787,43 @@ cdef bint is_host(object wire) except -1:
 
 
 cdef object decode_frame(_Reader reader, Py_buffer *buffer):
-    cdef const char *raw = <const char *> buffer.buf
+    cdef const char *frame = <const char *> buffer.buf
     cdef size_t size = buffer.len
+    cdef char prefix[16]
     cdef uint32_t header_size
     cdef uint64_t frame_size
-    if size < PREFIX or memcmp(raw, PyBytes_AS_STRING(MAGIC), 3):
+    cdef bytes header = None
+    if size < PREFIX:
         reader.broken("it does not start like one")
-    if raw[3] & VERSION_BITS != FORMAT:
-        reader.broken(f"format version {raw[3] & VERSION_BITS}, this build reads {FORMAT}")
-    if bool(raw[3] & HOST_BIT) != reader.host:
-        sent, here = ("host", "exact") if raw[3] & HOST_BIT else ("exact", "host")
+    # What is checked is what is used: in shared memory another process could change it in between. Hence one copy of
+    # the prefix, and one of the header, before anything in them is looked at.
+    memcpy(prefix, frame, PREFIX)
+    if memcmp(prefix, PyBytes_AS_STRING(MAGIC), 3):
+        reader.broken("it does not start like one")
+    if prefix[3] & VERSION_BITS != FORMAT:
+        reader.broken(f"format version {prefix[3] & VERSION_BITS}, this build reads {FORMAT}")
+    if bool(prefix[3] & HOST_BIT) != reader.host:
+        sent, here = ("host", "exact") if prefix[3] & HOST_BIT else ("exact", "host")
         raise MetadataError(f"the payload was sent with wire={sent!r} but is read with wire={here!r}: use one for both")
-    memcpy(&header_size, raw + 4, 4)
-    memcpy(&frame_size, raw + 8, 8)
-    if frame_size > size or (reader.source is None and frame_size != size) or PREFIX + header_size > frame_size:
+    memcpy(&header_size, prefix + 4, 4)
+    memcpy(&frame_size, prefix + 8, 8)
+    # No sum is formed before this: 32-bit header sizes near the end of their range would wrap to small ones.
+    if (
+        frame_size < PREFIX or frame_size > size or (reader.source is None and frame_size != size)
+        or header_size > frame_size - PREFIX
+    ):
         reader.broken(f"it says {frame_size} bytes with a header of {header_size}, but {size} came")
-    reader.frame = raw
+    reader.frame = frame
     reader.frame_size = frame_size
-    reader.at = <const uint8_t *> raw + PREFIX
+    if type(<object> buffer.obj) is bytes:
+        reader.at = <const uint8_t *> frame + PREFIX  # cannot change
+    else:
+        header = PyBytes_FromStringAndSize(frame + PREFIX, header_size)
+        reader.at = <const uint8_t *> PyBytes_AS_STRING(header)
     reader.end = reader.at + header_size
-    cdef size_t align = 64 if raw[3] & ALIGNED_BIT else 8
-    reader.start = (PREFIX + header_size + align - 1) & ~(align - 1)
+    reader.left = header_size
+    cdef size_t align = 64 if prefix[3] & ALIGNED_BIT else 8
+    reader.start = (<size_t> PREFIX + header_size + align - 1) & ~(align - 1)
     reader.taken = reader.start
     try:
         out = reader.read(0)

@@ -733,7 +733,7 @@ cdef class Inbox:
             raise MetadataError(f"{control.name} is not a control segment of layout {OFS_LAYOUT_VERSION}",
                                 op="open", segment=control.name)
         self.slot = NO_SLOT
-        self.late = threading.Lock()
+        self.late = threading.RLock()
         self.segments = {}
         self.open_segment = open_segment
         self.holds = <uint32_t *>calloc(OFS_BLOCK_LIMIT, sizeof(uint32_t))

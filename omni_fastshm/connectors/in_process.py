@@ -25,6 +25,7 @@ from omni_fastshm.errors import (
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
+    check_device,
     check_edge,
     check_timeout,
     describe,
@@ -259,6 +260,7 @@ class InProcessConnector(OmniConnectorBase):
         wait_s = check_timeout(timeout)
         if copy is not None and not isinstance(copy, bool):
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False")
+        check_device(device)
         self._check_open("get", key[2])
         number = self._number_of(key, metadata)
         deadline = None if wait_s is None else time.monotonic() + wait_s

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
 from omni_fastshm import codec, janitor, segments
@@ -28,6 +28,7 @@ from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
+    check_device,
     check_edge,
     check_timeout,
     parse_settings,
@@ -99,7 +100,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._pickle: bool = settings["allow_pickle"]
         self._types: tuple[str, ...] = tuple(settings["types"])
         self._spin_ns = int(settings["busy_wait_us"] * 1000)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
         self._producer: Producer | None = None
         self._directory: Directory | None = None
         self._consumer = Consumer()
@@ -138,8 +139,18 @@ class SharedMemoryConnector(OmniConnectorBase):
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if not wait:
-            return self._helper().submit(self._put, edge, request, data, takers)
+            return self._submit(edge, request, data, takers)
         return self._put(edge, request, data, takers)
+
+    def _submit(
+        self, edge: tuple[str, str], request: str, data: Any, takers: int
+    ) -> Future[tuple[bool, int, Metadata | None]]:
+        with self._lock:
+            if self._stopped:
+                self._refuse("put")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+            return self._executor.submit(self._put, edge, request, data, takers)
 
     def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> tuple[bool, int, Metadata | None]:
         claims = None if self._producer is None or not self._producer.outbox.lent else _Claims(self._producer.outbox)
@@ -209,6 +220,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 producer.outbox.cancel(block, sequence)  # a later put of this key was published before this one
             producer.directory.ring(stage_hash(edge[1]))
         if self._stopped and producer.outbox.cancel(block, sequence):
+            producer.outbox.discard_extents()
             self._refuse("put")  # closed meanwhile: nobody could reach it
         return {
             "shm": {
@@ -277,6 +289,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         edge = _edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         _check_copy(copy)
+        if device is not None:
+            check_device(device)
         if timeout != 0 or isinstance(timeout, bool):
             timeout = check_timeout(timeout)
         try:
@@ -318,14 +332,16 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _get_by_key(
         self, edge: tuple[str, str], request: str, timeout: float | None, copy: bool | None, device: Any
     ) -> tuple[Any, int] | None:
-        if not self._key_lookup or self._directory is None:
+        directory = self._directory
+        if self._stopped:
+            self._refuse("get")
+        if not self._key_lookup or directory is None:
             raise MetadataError(
                 f"get of request {request!r} on {edge[0]}->{edge[1]} needs the metadata that put returned; "
                 "getting by key alone works where both sides are built with key_lookup: true",
                 op="get",
                 key=request,
             )
-        directory = self._directory
         stage = stage_hash(edge[1])
         edge_id, hashed = edge_hash(*edge), request_hash(request)
         deadline = None
@@ -478,23 +494,22 @@ class SharedMemoryConnector(OmniConnectorBase):
                     orphan_ttl_s=self._settings["orphan_ttl_s"],
                     idle_segment_s=self._settings["idle_segment_s"],
                 )
+            if self._closed_meanwhile():  # by a signal handler, while it was made
+                self._producer.close(0)
+                self._producer = None
+                self._refuse("put")
             return self._producer
+
+    def _closed_meanwhile(self) -> bool:
+        return self._stopped
 
     def _open_directory(self, *, make: bool = True) -> Directory | None:
         with self._lock:
-            return self._directory or self._join_directory(make=make)
+            return None if self._stopped and not make else self._directory or self._join_directory(make=make)
 
     def _join_directory(self, *, make: bool = True) -> Any:
         self._directory = open_directory(self.namespace, make=make)
         return self._directory
-
-    def _helper(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._stopped:
-                self._refuse("put")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._executor
 
     def _refuse(self, op: str) -> NoReturn:
         if self._forked:

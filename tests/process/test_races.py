@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import leftovers, payloads
 from support.child import Children
+
+from omni_fastshm import ConnectorClosed, segments
 
 WORK_S = 0.8
 
@@ -250,3 +253,44 @@ class TestSignals:
         assert counts.pop("rounds") > 3
         counts.pop("full", None)
         assert {what: count for what, count in counts.items() if count} == {}
+
+
+class TestCloseFromAHandler:
+    """A signal handler that closes the connector must not wait for the thread that it interrupts."""
+
+    @pytest.mark.time_limit(30)
+    @pytest.mark.parametrize("place", ["before", "after"])
+    def test_while_a_segment_is_added(
+        self, make: Any, namespace: str, monkeypatch: pytest.MonkeyPatch, place: str
+    ) -> None:
+        connector = make(segment_bytes=1 << 20, max_bytes=8 << 20, put_timeout_s=0.2)
+        assert connector.put("a", "b", 0, payloads.array(100_000))[0]
+        real = segments.make
+
+        def closes(*args: Any, **kwargs: Any) -> Any:
+            if place == "before":
+                connector.close()
+                return real(*args, **kwargs)
+            made = real(*args, **kwargs)
+            connector.close()
+            return made
+
+        monkeypatch.setattr(segments, "make", closes)
+        with pytest.raises(ConnectorClosed):
+            for n in range(100):
+                connector.put("a", "b", n, payloads.array(100_000))
+        assert leftovers.names(namespace) == []
+
+    @pytest.mark.time_limit(30)
+    def test_while_the_producer_is_made(self, make: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        connector = make()
+        real = segments.make_control
+
+        def closes(*args: Any) -> Any:
+            connector.close()
+            return real(*args)
+
+        monkeypatch.setattr(segments, "make_control", closes)
+        with pytest.raises(ConnectorClosed):
+            connector.put("a", "b", 0, payloads.array(100_000))
+        assert leftovers.names(namespace) == []

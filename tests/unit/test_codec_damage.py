@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import random
+import signal
 import struct
+import time
 import tracemalloc
 import warnings
 from typing import Any
@@ -229,3 +234,59 @@ def test_the_prefix_is_checked() -> None:
     for wrong in ("text", 3, None):
         with pytest.raises(TypeError):
             decode(wrong)
+
+
+@pytest.mark.parametrize("size", [*range(0xFFFFFFE0, 0x1_0000_0000), 0x7FFFFFFF, 0x80000000, 55, 56])
+def test_header_sizes_that_would_wrap(size: int) -> None:
+    frame = bytearray(plan({"a": "x" * 40}).to_bytes())
+    assert len(frame) < 71
+    frame[4:8] = size.to_bytes(4, "little")
+    with pytest.raises(MetadataError):
+        decode(bytes(frame))
+
+
+def test_lists_that_lie_inside_each_other_do_not_add_up() -> None:
+    header = b"\xdd\x00\x0f\x00\x00" * 200  # 200 nested lists, each announcing as many items as bytes are left
+    header += b"\xc0" * (0x0F0000 - len(header) + 5)
+    frame = b"OFS\x01" + len(header).to_bytes(4, "little") + (16 + len(header)).to_bytes(8, "little") + header
+    tracemalloc.start()
+    try:
+        with pytest.raises(MetadataError):
+            decode(frame)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+class Mapped:
+    """Shared memory that others write to, behind the interface of a lease."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    def view(self, offset: int, nbytes: int, readonly: bool) -> memoryview:
+        return memoryview(self._memory)[offset : offset + nbytes]
+
+
+@pytest.mark.parametrize(
+    "payload", [list(range(64)), np.arange(8), {"k": torch.ones(2, 3)}], ids=["list", "array", "dict"]
+)
+def test_a_header_that_another_process_changes_is_read_once(payload: Any) -> None:
+    clean = plan(payload).to_bytes()
+    memory = mmap.mmap(-1, len(clean))
+    memory[:] = clean
+    child = os.fork()
+    if child == 0:  # flips one byte of the header after the other, until it is ended
+        end = 16 + int.from_bytes(clean[4:8], "little")
+        while True:
+            for at in range(16, end):
+                memory[at] ^= 0x40
+                memory[at] = clean[at]
+    try:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            with contextlib.suppress(MetadataError, CodecError):
+                decode(memory, source=Mapped(memory))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -57,6 +57,12 @@ class Locks:
             action()
         return done
 
+    def lock_wait(self, fd: int, name: str, byte: int) -> None:
+        Segment.lock_wait(fd, name, byte)
+        action = self._after.pop(byte, None)
+        if action is not None:
+            action()
+
     def unlock(self, fd: int, name: str, byte: int) -> None:
         action, self._unlocking = self._unlocking, None
         if self._late:
@@ -221,3 +227,39 @@ class TestRemoving:
         directory.leave_directory(own)
         assert leftovers.names(namespace) == [following.segment.name]
         directory.leave_directory(following)
+
+
+def test_one_that_is_finished_while_it_is_joined_is_used(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joiner saw it empty; by the time it has the maker's lock, the maker is done."""
+    name = segments.directory_name(namespace)
+    makers: list[Directory] = []
+
+    class Late:
+        """`Segment`, whose first wait for the maker's lock comes only after another endpoint has made the directory."""
+
+        def __call__(self, *args: Any) -> Segment:
+            return Segment(*args)
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(Segment, attribute)
+
+        def lock_wait(self, fd: int, at: str, byte: int) -> None:
+            if byte == LOCK_MAKER and not makers:
+                made = Segment(name, os.dup(fd), False, True)
+                Segment.reserve(made.fd, name, directory.SIZE, directory.SIZE)
+                again = Segment(name, os.dup(fd), True, True)
+                makers.append(Directory(again, True))
+                makers[0].enter(7)
+            Segment.lock_wait(fd, at, byte)
+
+    (leftovers.MOUNT / name).touch(0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "Segment", Late())
+        joined = directory.open_directory(namespace)
+    assert joined is not None
+    assert joined.endpoints() == [7]
+    other = directory.open_directory(namespace)  # the maker's lock was given back
+    assert other is not None
+    makers[0].segment.close_descriptor()
+    directory.leave_directory(other)
+    directory.leave_directory(joined)
