@@ -153,7 +153,8 @@ class SharedMemoryConnector(OmniConnectorBase):
             return self._executor.submit(self._put, edge, request, data, takers)
 
     def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> tuple[bool, int, Metadata | None]:
-        claims = None if self._producer is None or not self._producer.outbox.lent else _Claims(self._producer.outbox)
+        producer = self._producer  # once: another thread may close meanwhile
+        claims = None if producer is None or not producer.outbox.lent else _Claims(producer.outbox)
         try:
             return self._plan_and_put(edge, request, data, takers, claims)
         finally:
