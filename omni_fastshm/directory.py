@@ -79,7 +79,7 @@ def _join(name: str, fd: int) -> Directory | None:
         return Directory(segment)
     # Being made, or left half-made. With the maker's lock nobody changes it any more: look again, at its present size.
     Segment.lock_wait(segment.fd, name, LOCK_MAKER)
-    segment = Segment(name, _moved(segment), True, True)
+    segment = Segment(name, os.dup(segment.fd), True, True)  # the same open file, and so the same locks
     if Directory.valid(segment):
         Segment.unlock(segment.fd, name, LOCK_MAKER)
         return Directory(segment)
@@ -92,11 +92,6 @@ def _join(name: str, fd: int) -> Directory | None:
     if Segment.inspect(segment.fd, name)[4]:  # still: only whoever has the maker's lock, as we do now, may unlink it
         segments.unlink(name)  # its maker died half-way
     return None
-
-
-def _moved(segment: Segment) -> int:
-    """The same open file, and so the same locks, under another descriptor: `segment` may go."""
-    return os.dup(segment.fd)
 
 
 def leave_directory(directory: Directory) -> None:

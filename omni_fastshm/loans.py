@@ -1,58 +1,84 @@
-"""Tensors and arrays over lent memory, to be produced in place."""
+"""Memory to produce a payload in place: what `allocate` takes, and tensors and arrays over lent memory."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from omni_fastshm.errors import ConfigError
+from omni_fastshm.settings import describe
+from omni_fastshm.views import array_view, tensor_view
 
 
-def make_loan(shape: Sequence[int] | int, dtype: Any, lend: Callable[[int], Any]) -> Any:
+def make_loan(shape: Any, dtype: Any, lend: Callable[[int], Any]) -> Any:
     """An uninitialised tensor (for a ``torch.dtype``) or array over memory from `lend`.
 
     Args:
         shape: of the result.
         dtype: a ``torch.dtype``, or anything that ``numpy.dtype`` takes and that holds no Python objects.
-        lend: gives a writable buffer of that many bytes, which the result keeps alive.
+        lend: gives a writable buffer of that many bytes, which the result keeps alive; not asked for 0 bytes.
 
     Raises:
         ConfigError: `shape` or `dtype` cannot be used.
     """
-    sizes = _sizes(shape)
-    if type(dtype).__module__ == "torch":
-        return _tensor(sizes, dtype, lend)
+    sizes = check_shape(shape)
+    of_torch = is_torch_dtype(dtype)
+    kind = dtype if of_torch else check_numpy_dtype(dtype)
+    nbytes = math.prod(sizes) * kind.itemsize
+    if nbytes == 0:
+        return plain(sizes, kind)
+    return (tensor_view if of_torch else array_view)(lend(nbytes), sizes, kind)
+
+
+def plain(sizes: tuple[int, ...], kind: Any) -> Any:
+    """The same in memory of its own, for a shape and dtype that were checked."""
+    if is_torch_dtype(kind):
+        import torch
+
+        return torch.empty(sizes, dtype=kind)
+    import numpy as np
+
+    return np.empty(sizes, dtype=kind)
+
+
+def is_torch_dtype(dtype: Any) -> bool:
+    """Does this ask for a tensor? Whoever has a ``torch.dtype`` has imported torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(dtype, torch.dtype)
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """The sizes that `shape` stands for: a whole number, or whole numbers, none of them negative.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    try:
+        sizes = tuple(operator.index(size) for size in given)
+    except TypeError:
+        raise ConfigError(f"shape: {describe(shape)} is neither a whole number nor a list of them") from None
+    if any(isinstance(size, bool) for size in given) or any(size < 0 for size in sizes):
+        raise ConfigError(f"shape: {describe(shape)} has a size that is not a number of at least 0")
+    return sizes
+
+
+def check_numpy_dtype(dtype: Any) -> Any:
+    """The ``numpy.dtype`` that `dtype` stands for.
+
+    Raises:
+        ConfigError: NumPy does not know it, or it holds Python objects, which cannot be shared.
+    """
     import numpy as np
 
     try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigError(f"allocate: {dtype!r} is neither a torch nor a NumPy dtype", op="allocate") from error
-    if kind.hasobject:
-        raise ConfigError(f"allocate: {kind} holds Python objects, which cannot be shared", op="allocate")
-    nbytes = math.prod(sizes) * kind.itemsize
-    return np.ndarray(sizes, kind, buffer=lend(nbytes)) if nbytes else np.empty(sizes, kind)
-
-
-def _tensor(sizes: tuple[int, ...], dtype: Any, lend: Callable[[int], Any]) -> Any:
-    import torch
-
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"allocate: {dtype!r} is not a dtype", op="allocate")
-    count = math.prod(sizes)
-    if count == 0:
-        return torch.empty(sizes, dtype=dtype)
-    memory = lend(count * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=torch.uint8, count=count * dtype.itemsize).view(dtype).view(sizes)
-
-
-def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
-    try:
-        sizes = tuple(operator.index(n) for n in shape) if isinstance(shape, Sequence) else (operator.index(shape),)
-    except TypeError as error:
-        raise ConfigError(f"allocate: {shape!r} is not a shape", op="allocate") from error
-    if isinstance(shape, bool) or any(n < 0 for n in sizes):
-        raise ConfigError(f"allocate: {shape!r} is not a shape", op="allocate")
-    return sizes
+        made = np.dtype(dtype)
+        problem = "it holds references to Python objects, not data" if made.hasobject else ""
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(f"dtype: {describe(dtype)} cannot be used: {problem}")
+    return made

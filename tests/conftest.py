@@ -158,25 +158,16 @@ def children(_nothing_left_behind: None, request: pytest.FixtureRequest) -> Iter
 @pytest.fixture
 def run_thread(_nothing_left_behind: None) -> Iterator[Callable[..., Any]]:
     """A function that runs a callable in a thread and gives a future; all are joined at the end."""
-    from concurrent.futures import Future
+    from support.threads import start
 
     threads: list[threading.Thread] = []
 
-    def start(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def body() -> None:
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        thread = threading.Thread(target=body)
-        thread.start()
+    def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        future, thread = start(function, *args, **kwargs)
         threads.append(thread)
         return future
 
-    yield start
+    yield run
     for thread in threads:
         with contextlib.suppress(RuntimeError):
             thread.join(20)

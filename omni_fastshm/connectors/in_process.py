@@ -7,10 +7,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any
 
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
@@ -22,6 +21,7 @@ from omni_fastshm.errors import (
     MetadataError,
     SegmentError,
 )
+from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
@@ -445,16 +445,10 @@ class InProcessConnector(OmniConnectorBase):
             SegmentError: there is not so much memory.
         """
         self._check_open("allocate", None)
-        sizes = _sizes(shape)
-        torch = sys.modules.get("torch")
-        of_torch = torch is not None and isinstance(dtype, torch.dtype)
-        kind = dtype if of_torch else _numpy_dtype(dtype)
+        sizes = check_shape(shape)
+        kind = dtype if is_torch_dtype(dtype) else check_numpy_dtype(dtype)
         try:
-            if torch is not None and of_torch:
-                return torch.empty(sizes, dtype=kind)
-            import numpy as np
-
-            return np.empty(sizes, dtype=kind)
+            return plain(sizes, kind)
         except (MemoryError, RuntimeError, ValueError, TypeError, OverflowError) as error:
             raise SegmentError(f"no memory for {describe(sizes)} of {dtype}: {error}", op="allocate") from None
 
@@ -472,30 +466,6 @@ class InProcessConnector(OmniConnectorBase):
             )
         if self._closed:
             raise ConnectorClosed(f"{op}: this connector is closed", op=op, key=key)
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-    try:
-        sizes = tuple(index(size) for size in given)
-    except TypeError:
-        raise ConfigError(f"shape: {describe(shape)} is neither a whole number nor a list of them") from None
-    if any(isinstance(size, bool) for size in given) or any(size < 0 for size in sizes):
-        raise ConfigError(f"shape: {describe(shape)} has a size that is not a number of at least 0")
-    return sizes
-
-
-def _numpy_dtype(dtype: Any) -> Any:
-    import numpy as np
-
-    try:
-        made = np.dtype(dtype)
-        problem = "it holds references to Python objects, not data" if made.hasobject else ""
-    except (TypeError, ValueError) as error:
-        problem = str(error)
-    if problem:
-        raise ConfigError(f"dtype: {describe(dtype)} cannot be used: {problem}")
-    return made
 
 
 def _answered(answer: Answer, wait: bool) -> Any:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from support.threads import start
 
 from omni_fastshm.connectors import _spaces
 from omni_fastshm.connectors._leaves import buffer_bytes, moved, own_copy, shared_copy
@@ -48,16 +49,7 @@ def make() -> Iterator[Make]:
 
 def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
     """Call `function` in a thread; the future carries its result or exception."""
-    future: Future[Any] = Future()
-
-    def body() -> None:
-        try:
-            future.set_result(function(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=body, daemon=True).start()
-    return future
+    return start(function, *args, **kwargs)[0]
 
 
 def wait_until(reached: Callable[[], bool]) -> None:
