@@ -12,13 +12,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from omni_fastshm import janitor, segments
-from omni_fastshm._core import Directory, Extent, Outbox, Reservation, Segment, control_size
+from omni_fastshm._core import CONTROL_SIZE, KEY_LIMIT, Directory, Extent, Outbox, Reservation, Segment, control_fixed_size
 from omni_fastshm.errors import SegmentError
 
 T = TypeVar("T")
 
-KEY_SLOTS = 262144  # twice the number of blocks there can be: look-ups stay short
-_PAGE = 4096
 _LIVENESS_NS = 50_000_000  # a put that waits for room looks this often whether the readers still live
 _LINGER_NS = 5_000_000  # takes ring no bell, so closing looks this often whether all is taken
 _MANY = 16  # segments hold whole payloads when fewer than this would fit, so that no large rest is wasted
@@ -62,9 +60,8 @@ class Producer:
         orphan_ttl_s: float,
         idle_segment_s: float,
     ) -> None:
-        slots = KEY_SLOTS if keyed else 0
-        fixed = control_size(slots) - control_size(0) + _PAGE
-        control, endpoint = segments.make_control(namespace, control_size(slots), fixed)
+        slots = KEY_LIMIT if keyed else 0
+        control, endpoint = segments.make_control(namespace, CONTROL_SIZE, control_fixed_size(slots))
         self.name = control.name
         self.endpoint = endpoint
         self.directory = directory

@@ -64,9 +64,13 @@ BELLS = OFS_BELLS
 BLOCK_LIMIT = OFS_BLOCK_LIMIT
 
 
-def control_size(uint32_t key_slots):
-    """Bytes of a control segment whose key table has `key_slots` entries."""
-    return ofs_control_size(key_slots)
+CONTROL_SIZE = ofs_control_size()
+KEY_LIMIT = OFS_KEY_LIMIT
+
+
+def control_fixed_size(uint32_t key_slots):
+    """Bytes of a control segment that need memory at once, with a key table of so many entries."""
+    return ofs_control_fixed_size(key_slots)
 
 
 @cython.final
@@ -301,7 +305,9 @@ cdef class Outbox:
         self.segments = []
         self.extents = {}
         self.sequence = first_sequence
-        ofs_control_make(self.shared, control.size, endpoint, key_slots, orphan_ttl_ns, getpid())
+        if self.shared == NULL or control.size != ofs_control_size():
+            raise ValueError(f"{control.name} has {control.size} bytes, a control segment has {ofs_control_size()}")
+        ofs_control_make(self.shared, endpoint, key_slots, orphan_ttl_ns, getpid())
 
     def __dealloc__(self):
         free(self.numbers)
@@ -314,10 +320,9 @@ cdef class Outbox:
     cdef int more_blocks(self) except -1:
         """Back another chunk of descriptors with memory; 0 when the limit is reached or the mount is full."""
         cdef uint32_t count = self.ready + OFS_BLOCK_CHUNK
-        cdef uint64_t fixed = ofs_control_fixed_size(ofs_control_key_slots(self.shared))
         if count > OFS_BLOCK_LIMIT:
             return 0
-        if ofs_segment_reserve(self.control.fd, fixed + 128 * <uint64_t>self.ready, 128 * OFS_BLOCK_CHUNK) != 0:
+        if ofs_segment_reserve(self.control.fd, ofs_block_offset(self.ready), ofs_block_offset(OFS_BLOCK_CHUNK) - ofs_block_offset(0)) != 0:
             return 0
         self.places = <Place *>_grown(self.places, count * sizeof(Place))
         self.live = <uint32_t *>_grown(self.live, count * sizeof(uint32_t))

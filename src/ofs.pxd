@@ -30,6 +30,7 @@ cdef extern from "ofs_layout.h" nogil:
         OFS_SHARED_SLOT
         OFS_BLOCK_LIMIT
         OFS_BLOCK_CHUNK
+        OFS_KEY_LIMIT
         OFS_ENDPOINT_LIMIT
         OFS_BELLS
         OFS_LOCK_OWNER
@@ -78,11 +79,12 @@ cdef extern from "ofs_block.h" nogil:
         uint64_t published_ns
         uint32_t segment
         uint32_t flags
-    void ofs_control_make(ofs_control *control, uint64_t size, uint64_t endpoint, uint32_t key_slots,
-                          uint64_t orphan_ttl_ns, uint64_t pid)
+    void ofs_control_make(ofs_control *control, uint64_t endpoint, uint32_t key_slots, uint64_t orphan_ttl_ns,
+                          uint64_t pid)
     bint ofs_control_valid(const ofs_control *control, uint64_t size)
-    uint64_t ofs_control_size(uint32_t key_slots)
+    uint64_t ofs_control_size()
     uint64_t ofs_control_fixed_size(uint32_t key_slots)
+    uint64_t ofs_block_offset(uint32_t index)
     ofs_block *ofs_block_at(ofs_control *control, uint32_t index)
     uint32_t ofs_blocks_ready(const ofs_control *control)
     void ofs_blocks_extend(ofs_control *control, uint32_t count)

@@ -13,23 +13,26 @@ uint64_t ofs_control_fixed_size(uint32_t key_slots)
     return sizeof(struct ofs_control) + (uint64_t)key_slots * sizeof(ofs_u64);
 }
 
-uint64_t ofs_control_size(uint32_t key_slots)
+uint64_t ofs_block_offset(uint32_t index)
 {
-    return ofs_control_fixed_size(key_slots) + (uint64_t)OFS_BLOCK_LIMIT * sizeof(struct ofs_block);
+    return ofs_control_fixed_size(OFS_KEY_LIMIT) + (uint64_t)index * sizeof(struct ofs_block);
 }
 
-void ofs_control_make(struct ofs_control *control, uint64_t size, uint64_t endpoint, uint32_t key_slots,
-                      uint64_t orphan_ttl_ns, uint64_t pid)
+uint64_t ofs_control_size(void)
+{
+    return ofs_block_offset(OFS_BLOCK_LIMIT);
+}
+
+void ofs_control_make(struct ofs_control *control, uint64_t endpoint, uint32_t key_slots, uint64_t orphan_ttl_ns,
+                      uint64_t pid)
 {
     control->version = OFS_LAYOUT_VERSION;
-    control->key_slots = key_slots;
     control->endpoint = endpoint;
-    control->size = size;
-    control->keys_offset = sizeof(struct ofs_control);
-    control->blocks_offset = ofs_control_fixed_size(key_slots);
+    control->size = ofs_control_size();
     control->pid = pid;
     control->created_ns = ofs_now_ns();
     control->orphan_ttl_ns = orphan_ttl_ns;
+    ofs_store32_release(&control->key_slots, key_slots);
     ofs_store64_release(&control->magic, OFS_MAGIC_CONTROL); /* made */
 }
 
@@ -37,15 +40,12 @@ bool ofs_control_valid(const struct ofs_control *control, uint64_t size)
 {
     if (size < sizeof *control || ofs_load64_acquire(&control->magic) != OFS_MAGIC_CONTROL) /* made */
         return false;
-    uint32_t slots = control->key_slots;
-    return control->version == OFS_LAYOUT_VERSION && (slots & (slots - 1)) == 0 && slots <= 4 * OFS_BLOCK_LIMIT &&
-           control->keys_offset == sizeof *control && control->blocks_offset == ofs_control_fixed_size(slots) &&
-           control->size == size && ofs_control_size(slots) == size;
+    return control->version == OFS_LAYOUT_VERSION && control->size == size && ofs_control_size() == size;
 }
 
 struct ofs_block *ofs_block_at(struct ofs_control *control, uint32_t index)
 {
-    return (struct ofs_block *)((char *)control + control->blocks_offset) + index;
+    return (struct ofs_block *)((char *)control + ofs_block_offset(index));
 }
 
 uint32_t ofs_blocks_ready(const struct ofs_control *control)
@@ -258,9 +258,15 @@ uint64_t ofs_control_endpoint(const struct ofs_control *control)
     return control->endpoint;
 }
 
+ofs_u64 *ofs_control_keys(struct ofs_control *control)
+{
+    return (ofs_u64 *)((char *)control + sizeof *control);
+}
+
 uint32_t ofs_control_key_slots(const struct ofs_control *control)
 {
-    return control->key_slots;
+    uint32_t slots = ofs_load32_acquire(&control->key_slots);
+    return (slots & (slots - 1)) == 0 && slots <= OFS_KEY_LIMIT ? slots : 0;
 }
 
 ofs_u32 *ofs_control_space(struct ofs_control *control)

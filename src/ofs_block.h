@@ -32,15 +32,20 @@ struct ofs_content {
 };
 
 /* Make a fresh, zeroed control segment valid; the last store is the magic word. */
-void ofs_control_make(struct ofs_control *control, uint64_t size, uint64_t endpoint, uint32_t key_slots,
-                      uint64_t orphan_ttl_ns, uint64_t pid);
+void ofs_control_make(struct ofs_control *control, uint64_t endpoint, uint32_t key_slots, uint64_t orphan_ttl_ns,
+                      uint64_t pid);
 
-/* May this mapping of `size` bytes be used as a control segment? Checks magic, version and that all offsets lie inside. */
+/* May this mapping of `size` bytes be used as a control segment? Whatever its words say later, no function leaves it. */
 bool ofs_control_valid(const struct ofs_control *control, uint64_t size);
 
-/* Bytes of a control segment with so many key slots, and how many of them must be there before blocks are added. */
-uint64_t ofs_control_size(uint32_t key_slots);
+/* Bytes of any control segment; most of them never get memory. */
+uint64_t ofs_control_size(void);
+
+/* How many of them need memory at once: the header, and a key table of so many entries. */
 uint64_t ofs_control_fixed_size(uint32_t key_slots);
+
+/* Where descriptor `index` begins. */
+uint64_t ofs_block_offset(uint32_t index);
 
 struct ofs_block *ofs_block_at(struct ofs_control *control, uint32_t index);
 
@@ -103,7 +108,12 @@ uint64_t ofs_control_died(struct ofs_control *control);
 
 uint64_t ofs_control_orphan_ttl(const struct ofs_control *control);
 uint64_t ofs_control_endpoint(const struct ofs_control *control);
+
+/* The key table, and how many entries it has: never more than fit, 0 when the shared word is no power of two. */
+ofs_u64 *ofs_control_keys(struct ofs_control *control);
 uint32_t ofs_control_key_slots(const struct ofs_control *control);
+
+
 ofs_u32 *ofs_control_space(struct ofs_control *control);
 
 #endif

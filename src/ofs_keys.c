@@ -4,11 +4,6 @@
 #define DELETED 1u
 #define INDEX_BIAS 2u
 
-static ofs_u64 *table_of(struct ofs_control *control)
-{
-    return (ofs_u64 *)((char *)control + control->keys_offset);
-}
-
 static uint64_t hash_of(const struct ofs_key *key)
 {
     /* The parts are hashes already; the multiplier spreads edges that differ in few bits. */
@@ -29,10 +24,10 @@ void ofs_block_key(const struct ofs_block *block, struct ofs_key *key)
 
 void ofs_keys_insert(struct ofs_control *control, const struct ofs_key *key, uint32_t index)
 {
-    ofs_u64 *table = table_of(control);
-    uint32_t mask = control->key_slots - 1;
+    ofs_u64 *table = ofs_control_keys(control);
+    uint32_t slots = ofs_control_key_slots(control), mask = slots - 1;
     uint64_t hash = hash_of(key);
-    for (uint32_t i = 0; i <= mask; i++) {
+    for (uint32_t i = 0; i < slots; i++) {
         ofs_u64 *place = &table[(hash + i) & mask];
         if (ofs_load64_relaxed(place) <= DELETED) {
             ofs_store64_release(place, entry_of(hash, index));
@@ -43,10 +38,10 @@ void ofs_keys_insert(struct ofs_control *control, const struct ofs_key *key, uin
 
 void ofs_keys_remove(struct ofs_control *control, const struct ofs_key *key, uint32_t index)
 {
-    ofs_u64 *table = table_of(control);
-    uint32_t mask = control->key_slots - 1;
+    ofs_u64 *table = ofs_control_keys(control);
+    uint32_t slots = ofs_control_key_slots(control), mask = slots - 1;
     uint64_t hash = hash_of(key), entry = entry_of(hash, index);
-    for (uint32_t i = 0; i <= mask; i++) {
+    for (uint32_t i = 0; i < slots; i++) {
         uint32_t at = (uint32_t)(hash + i) & mask;
         uint64_t seen = ofs_load64_relaxed(&table[at]);
         if (seen == EMPTY)
@@ -84,13 +79,11 @@ static bool carries(struct ofs_control *control, uint32_t index, const struct of
 
 int ofs_keys_find(struct ofs_control *control, const struct ofs_key *key, struct ofs_found *found)
 {
-    if (control->key_slots == 0)
-        return OFS_ABSENT;
-    ofs_u64 *table = table_of(control);
-    uint32_t mask = control->key_slots - 1;
+    ofs_u64 *table = ofs_control_keys(control);
+    uint32_t slots = ofs_control_key_slots(control), mask = slots - 1;
     uint64_t hash = hash_of(key);
     int rc = OFS_ABSENT;
-    for (uint32_t i = 0; i <= mask; i++) {
+    for (uint32_t i = 0; i < slots; i++) {
         uint64_t seen = ofs_load64_acquire(&table[(hash + i) & mask]);
         struct ofs_found one;
         if (seen == EMPTY)
@@ -106,12 +99,10 @@ int ofs_keys_find(struct ofs_control *control, const struct ofs_key *key, struct
 
 uint32_t ofs_keys_cancel_older(struct ofs_control *control, const struct ofs_key *key, uint64_t stamp)
 {
-    if (control->key_slots == 0)
-        return 0;
-    ofs_u64 *table = table_of(control);
-    uint32_t mask = control->key_slots - 1, cancelled = 0;
+    ofs_u64 *table = ofs_control_keys(control);
+    uint32_t slots = ofs_control_key_slots(control), mask = slots - 1, cancelled = 0;
     uint64_t hash = hash_of(key);
-    for (uint32_t i = 0; i <= mask; i++) {
+    for (uint32_t i = 0; i < slots; i++) {
         uint64_t seen = ofs_load64_acquire(&table[(hash + i) & mask]);
         struct ofs_found one;
         if (seen == EMPTY)

@@ -1,7 +1,8 @@
 /* Every structure that lives in shared memory, and the meaning of each shared word.
  *
- * A producing endpoint owns one control segment (struct ofs_control, then the key table, then the block table) and
- * data segments that hold payload bytes only. A namespace has one directory segment. All sizes and offsets are 64
+ * A producing endpoint owns one control segment (struct ofs_control, then room for the largest key table, then the block
+ * table) and data segments that hold payload bytes only. Where the tables are is the same in every control segment: were
+ * it read from shared memory, a stray write of another process could lead us anywhere. A namespace has one directory segment. All sizes and offsets are 64
  * bit, there are no addresses, padding is written out. ofs_layout.c asserts each field; docs/layout.md is rendered
  * from the same table. Any change here changes OFS_LAYOUT_VERSION.
  */
@@ -13,7 +14,7 @@
 #include "ofs_atomic.h"
 #include "ofs_status.h"
 
-#define OFS_LAYOUT_VERSION 1u
+#define OFS_LAYOUT_VERSION 2u
 #define OFS_MAGIC_CONTROL 0x314c54434d4e4fu   /* "ONMCTL1", little endian: stored last when a segment is made */
 #define OFS_MAGIC_DIRECTORY 0x315249444d4e4fu /* "ONMDIR1" */
 
@@ -21,6 +22,7 @@
 #define OFS_SHARED_SLOT 31u       /* the short-lived slot of readers that found no other free */
 #define OFS_BLOCK_LIMIT 131072u   /* descriptors a control segment can grow to */
 #define OFS_BLOCK_CHUNK 256u      /* descriptors that become usable at a time */
+#define OFS_KEY_LIMIT 262144u     /* entries a key table can have: twice the descriptors, so that look-ups stay short */
 #define OFS_ENDPOINT_LIMIT 1024u  /* producing endpoints of a namespace */
 #define OFS_BELLS 64u             /* arrival words of a namespace, hashed by receiving stage */
 
@@ -65,15 +67,13 @@ struct ofs_reader {
 struct ofs_control {
     ofs_u64 magic;         /* OFS_MAGIC_CONTROL once everything else stands */
     uint32_t version;      /* OFS_LAYOUT_VERSION */
-    uint32_t key_slots;    /* entries of the key table: 0 or a power of two */
+    ofs_u32 key_slots;     /* entries of the key table: 0 or a power of two */
     uint64_t endpoint;     /* random id, also in the name */
     uint64_t size;         /* of the whole segment */
-    uint64_t keys_offset;
-    uint64_t blocks_offset;
     uint64_t pid;
     uint64_t created_ns;   /* CLOCK_MONOTONIC */
     uint64_t orphan_ttl_ns;
-    uint8_t reserved0[56];
+    uint8_t reserved0[72];
     ofs_u32 blocks_ready;  /* descriptors below this exist; written by the producer */
     ofs_u32 retired;       /* counts data segments given up: consumers drop idle mappings when it changes */
     ofs_u32 closed;        /* 1 once the producer closed in good order */

@@ -60,10 +60,11 @@ def test_words_that_different_sides_write_share_no_line_pair() -> None:
 
 
 def test_size_of_a_control_segment() -> None:
-    assert _core.control_size(0) == 4096 + 128 * _core.BLOCK_LIMIT
-    assert _core.control_size(64) == _core.control_size(0) + 64 * 8
+    assert _core.CONTROL_SIZE == 4096 + 8 * _core.KEY_LIMIT + 128 * _core.BLOCK_LIMIT
+    assert _core.control_fixed_size(64) == 4096 + 64 * 8
+    assert _core.KEY_LIMIT == 2 * _core.BLOCK_LIMIT, "at most half full: look-ups stay short"
 
 
 def test_the_page_is_the_table() -> None:
-    wanted = render_layout.render(_core.layout(), _core.LAYOUT_VERSION, _core.BLOCK_LIMIT)
+    wanted = render_layout.render(_core.layout(), _core.LAYOUT_VERSION, _core.BLOCK_LIMIT, _core.KEY_LIMIT)
     assert (ROOT / "docs/layout.md").read_text() == wanted, "run python tests/native/render_layout.py"

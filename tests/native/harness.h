@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "ofs_keys.h"
@@ -59,10 +60,17 @@ static inline void *zeroed(size_t size)
 /* A fresh control segment with `blocks` usable descriptors. */
 static inline struct ofs_control *fresh_control(uint32_t key_slots, uint32_t blocks)
 {
-    struct ofs_control *control = zeroed(ofs_control_size(key_slots));
-    ofs_control_make(control, ofs_control_size(key_slots), 77, key_slots, 1000, 42);
+    struct ofs_control *control = zeroed(ofs_control_size());
+    ofs_control_make(control, 77, key_slots, 1000, 42);
     ofs_blocks_extend(control, blocks);
     return control;
+}
+
+/* The same anew; only what such a small one uses is cleared, for the tables are large. */
+static inline void clear_control(struct ofs_control *control, uint32_t key_slots, uint32_t blocks)
+{
+    memset((void *)control, 0, ofs_control_fixed_size(key_slots));
+    memset((void *)ofs_block_at(control, 0), 0, blocks * sizeof(struct ofs_block));
 }
 
 /* How long a part may take; sanitizers make everything some ten times slower. */

@@ -22,7 +22,7 @@ static struct ofs_key keys[KEYS];
 
 static ofs_u64 *table(void)
 {
-    return (ofs_u64 *)((char *)control + control->keys_offset);
+    return ofs_control_keys(control);
 }
 
 /* Keys that crowd: three neighbouring places, one at the end of the table (probing wraps), few tags, equal hashes. */

@@ -252,18 +252,17 @@ int main(void)
 {
     alarm(60);
     static uint64_t random = 2024;
-    size_t used = ofs_control_fixed_size(SLOTS) + sizeof *block;
-    control = zeroed(ofs_control_size(SLOTS));
+    control = zeroed(ofs_control_size());
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
         printf("%s\n", scenarios[i].what);
         fflush(stdout);
         for (uint32_t run = 0; run < RUNS; run++) {
-            memset(control, 0, used);
+            clear_control(control, SLOTS, 1);
             payload = 0;
             seen_bell = taken = 0;
             found_nothing = other_flag = false;
             model_reset(&random);
-            ofs_control_make(control, ofs_control_size(SLOTS), 77, SLOTS, 1000, 42);
+            ofs_control_make(control, 77, SLOTS, 1000, 42);
             ofs_blocks_extend(control, 1);
             block = ofs_block_at(control, 0);
             scenarios[i].start();

@@ -29,7 +29,7 @@ static void publish(void)
 
 static void setup(void)
 {
-    ofs_control_make(control, ofs_control_size(64), 77, 64, 1000, 42);
+    ofs_control_make(control, 77, 64, 1000, 42);
     ofs_blocks_extend(control, 1);
     block = ofs_block_at(control, 0);
 }
@@ -53,11 +53,11 @@ static void nothing(void)
 
 static void make_control(void)
 {
-    ofs_control_make(control, ofs_control_size(64), 77, 64, 1000, 42);
+    ofs_control_make(control, 77, 64, 1000, 42);
 }
 static bool control_made(void)
 {
-    return ofs_control_valid(control, ofs_control_size(64));
+    return ofs_control_valid(control, ofs_control_size());
 }
 static void make_directory(void)
 {
@@ -337,13 +337,11 @@ static void *reader(void *argument)
 int main(void)
 {
     alarm(60);
-    /* Only the pages in use are cleared for each probe: the table of descriptors is large. */
-    size_t used = ofs_control_fixed_size(64) + sizeof *block;
-    control = zeroed(ofs_control_size(64));
+    control = zeroed(ofs_control_size());
     directory = zeroed(sizeof *directory);
     for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++) {
         pthread_t first, second;
-        memset((void *)control, 0, used);
+        clear_control(control, 64, 1);
         memset((void *)directory, 0, sizeof *directory);
         plain = 0;
         if (probes[i].setup) {

@@ -16,9 +16,10 @@ HEAD = """# Layout of shared memory
 Layout version {version}. This page is made from the compiler's own table by `tests/native/render_layout.py`. What a
 field means stands in `src/ofs_layout.h`, who may write it in [protocol.md](protocol.md).
 
-A producing endpoint has one **control segment**: the header `ofs_control`, then the key table (`key_slots` words of 8
-bytes, none without key look-up), then {limit} descriptors `ofs_block`, of which the first `blocks_ready` are backed by
-memory. Its **data segments** hold payload bytes and nothing else; every block starts at a multiple of 64. A namespace
+A producing endpoint has one **control segment**: the header `ofs_control`, then room for a key table of {keys} words of
+8 bytes (`key_slots` of them are used and backed by memory, none without key look-up), then {limit} descriptors
+`ofs_block`, of which the first `blocks_ready` are backed by memory. The tables begin at the same place in every control
+segment: nothing that another process can change leads outside. Its **data segments** hold payload bytes and nothing else; every block starts at a multiple of 64. A namespace
 has one **directory**, `ofs_directory`. Everything is little endian; there are no addresses in shared memory.
 """
 
@@ -31,9 +32,9 @@ TEXT = {
 }
 
 
-def render(rows: list[tuple[str, str, int, int]], version: int, limit: int) -> str:
+def render(rows: list[tuple[str, str, int, int]], version: int, limit: int, keys: int) -> str:
     """The whole page as text."""
-    page = [HEAD.format(version=version, limit=limit)]
+    page = [HEAD.format(version=version, limit=limit, keys=keys)]
     for structure in dict.fromkeys(row[0] for row in rows):
         own = [row for row in rows if row[0] == structure]
         page.append(f"\n## {structure}: {own[-1][2] + own[-1][3]} bytes\n\n{TEXT[structure]}\n")
@@ -49,5 +50,5 @@ def _shown(name: str) -> str:
 if __name__ == "__main__":
     from omni_fastshm import _core
 
-    PAGE.write_text(render(_core.layout(), _core.LAYOUT_VERSION, _core.BLOCK_LIMIT))
+    PAGE.write_text(render(_core.layout(), _core.LAYOUT_VERSION, _core.BLOCK_LIMIT, _core.KEY_LIMIT))
     print(f"wrote {PAGE.name}")

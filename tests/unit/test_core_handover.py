@@ -60,7 +60,7 @@ def make_place(namespace: str) -> Iterator[Callable[..., Place]]:
 
     def build(size: int = DATA, key_slots: int = 0, first_sequence: int = 1) -> Place:
         control, endpoint = segments.make_control(
-            namespace, _core.control_size(key_slots), _core.control_size(key_slots) - _core.control_size(0) + 4096
+            namespace, _core.CONTROL_SIZE, _core.control_fixed_size(key_slots)
         )
         outbox = Outbox(control, endpoint, key_slots, 60 * 10**9, first_sequence)
         outbox.add_segment(segments.make(segments.data_name(control.name, 0), size), 0)
@@ -468,7 +468,7 @@ class TestDeadReaders:
 OWNER_WITH_CHILD = """
 import os, sys
 from omni_fastshm import _core, segments
-control, endpoint = segments.make_control(sys.argv[1], _core.control_size(0), 4096)
+control, endpoint = segments.make_control(sys.argv[1], _core.CONTROL_SIZE, 4096)
 outbox = _core.Outbox(control, endpoint, 0, 10**9)
 read, write = os.pipe()
 if os.fork() == 0:
@@ -545,7 +545,7 @@ class TestFork:
 
 class TestSegments:
     def test_what_is_not_a_control_segment_is_refused(self, namespace: str) -> None:
-        for n, size in enumerate((64, 4096, _core.control_size(0))):
+        for n, size in enumerate((64, 4096, _core.CONTROL_SIZE)):
             name = f"{segments.owner_prefix()}{namespace}.{n}"
             segment = segments.make(name, size, backed=min(size, 4096), populate=False)
             segments.unlink(name)
