@@ -56,7 +56,8 @@ class Consumer:
     def __init__(self) -> None:
         self.known: dict[str, Inbox] = {}
         self._all: tuple[Inbox, ...] = ()
-        self._epoch: int | None = None
+        self._directory: Directory | None = None
+        self._epoch: int | None = None  # of that directory
         self._left: list[weakref.ref[Inbox]] = []  # let go while leases of them were alive
         self._lock = threading.RLock()
 
@@ -73,7 +74,7 @@ class Consumer:
     def producers(self, directory: Directory, namespace: str) -> tuple[Inbox, ...]:
         """All producers of the namespace; looked up anew only when one came or went."""
         epoch: int | None = directory.epoch
-        if epoch == self._epoch:
+        if epoch == self._epoch and directory is self._directory:
             return self._all
         with self._lock:
             found = []
@@ -87,7 +88,7 @@ class Consumer:
                 if inbox is not None:
                     found.append(inbox)
             self._all = tuple(found)
-            self._epoch = epoch
+            self._directory, self._epoch = directory, epoch
             self.forget_closed()
         return self._all
 
@@ -120,4 +121,4 @@ class Consumer:
         self._remember(self.known.values())
         self.known.clear()
         self._all = ()
-        self._epoch = None
+        self._directory = self._epoch = None

@@ -83,7 +83,9 @@ class Producer:
         # handler raised, at whatever instruction, must not stay at the head for ever.
         self._queue: deque[weakref.ref[_Ticket]] = deque()
         try:
-            self.outbox = Outbox(control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63))
+            self.outbox = Outbox(
+                control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63), directory=directory.segment
+            )
             self._enter(namespace)
         except BaseException:
             segments.unlink(self.name)
@@ -104,7 +106,11 @@ class Producer:
         return capacity
 
     def room(self, size: int, timeout_s: float) -> Reservation | None:
-        """Room for a frame, or None when there is none within the time."""
+        """Room for a frame, or None when there is none within the time.
+
+        Raises:
+            SegmentError: somebody else removed names of this producer (its `errno` is ENOENT): it is of no use any more.
+        """
         if self._extra and time.monotonic() >= self._trim_at:
             self.trim_idle()
         if self._segments > 1 and self.capacity + self._segment_bytes > self.max_bytes:
@@ -144,6 +150,13 @@ class Producer:
 
     def _make_room(self, size: int, attempt: Callable[[], T | None]) -> T | None:
         made = attempt()
+        if self.outbox.lost:
+            raise SegmentError(
+                f"names of {self.name} were removed from {segments.MOUNT} by somebody else",
+                errno=errno.ENOENT,
+                op="put",
+                segment=self.name,
+            )
         if made is None and self.outbox.reap():
             made = attempt()  # dead readers held enough: no need for more memory
         if made is None and self._grow(size) and not self.closed:
@@ -250,6 +263,12 @@ class Producer:
 
     def _count_extra(self) -> None:
         self._extra = self._segments > 1 or self.capacity > self._segment_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Is nothing of it waiting for a taker, looked at or lent?"""
+        self.outbox.sweep()
+        return not self.outbox.ring.used
 
     def close(self, linger_s: float) -> int:
         """Stop: wait up to `linger_s` for takers, drop the rest, take all names away.

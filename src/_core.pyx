@@ -22,6 +22,7 @@ import weakref
 from omni_fastshm.errors import ForkedConnector, LiveViews, MetadataError, SegmentError
 
 cdef uint32_t NO_SLOT = <uint32_t>-1
+cdef uint64_t LOOK_NS = 100000  # one name is looked at no more often than this: a system call of half a microsecond
 cdef long forks = 0  # how many forks lie between this process and the one that imported the module
 _mapped = weakref.WeakSet()
 
@@ -163,10 +164,20 @@ cdef class Segment:
         """Does another holder have the lock of this byte?"""
         return _check(ofs_lock_held(fd, byte), "test lock of", name) == 1
 
+    @property
+    def linked(self):
+        """Does its name still exist? Objects without a descriptor of their own count as linked."""
+        return _linked(self)
+
     def empty(self):
         """Give the memory back to the system whoever still has it mapped; nobody may look at it any more."""
         if self.fd >= 0 and self.born == forks:
             ofs_segment_resize(self.fd, 0)
+
+
+cdef bint _linked(Segment segment):
+    cdef ofs_stat found
+    return segment.fd < 0 or ofs_segment_stat(segment.fd, &found) != 0 or found.linked
 
 
 LOCK_OWNER = OFS_LOCK_OWNER
@@ -284,6 +295,7 @@ cdef class Outbox:
     cdef readonly Segment control
     cdef readonly RingAllocator ring
     cdef ofs_control *shared
+    cdef Segment directory     # of the namespace
     cdef list segments         # by arena; None where there is none
     cdef uint32_t *numbers     # by arena: k of "….d<k>"
     cdef uint64_t *idle_since  # by arena: when it was last seen in use
@@ -292,14 +304,18 @@ cdef class Outbox:
     cdef uint32_t *spare       # descriptors not in use
     cdef uint32_t live_count, spare_count, ready, hand
     cdef uint64_t sequence
+    cdef uint64_t looked_ns    # when a name was last looked at
+    cdef uint32_t turn
+    cdef readonly bint lost    # somebody else removed one of them: new consumers cannot find what is put here
     cdef dict extents          # descriptor -> the extents of its payload
     cdef void **loans          # all extents there are, borrowed; each takes itself out when it dies
     cdef readonly uint32_t lent  # how many
     cdef uint32_t loan_room
 
     def __cinit__(self, Segment control not None, uint64_t endpoint, uint32_t key_slots, uint64_t orphan_ttl_ns,
-                  uint64_t first_sequence=1):
+                  uint64_t first_sequence=1, Segment directory=None):
         self.control = control
+        self.directory = directory
         self.shared = <ofs_control *>control.base
         self.ring = RingAllocator()
         self.segments = []
@@ -372,12 +388,32 @@ cdef class Outbox:
                 self.hand += 1
         return found
 
+    cdef bint look_at_names(self):
+        """Were names removed by somebody else? Asks the system about one name now and then, in turn."""
+        cdef uint64_t now = ofs_now_ns()
+        if not self.lost and now - self.looked_ns >= LOOK_NS:
+            self.looked_ns = now
+            self.turn += 1
+            self.lost = not _linked(self.name_in_turn())
+        return self.lost
+
+    cdef Segment name_in_turn(self):
+        cdef object found = None
+        cdef uint32_t turn = self.turn % (<uint32_t>len(self.segments) + 2)
+        if turn == 1:
+            found = self.directory
+        elif turn > 1:
+            found = self.segments[turn - 2]
+        return self.control if found is None else <Segment>found
+
     def reserve(self, uint64_t size):
-        """Room for a frame of `size` bytes, or None when there is none now."""
+        """Room for a frame of `size` bytes, or None when there is none now, or never will be (`lost`)."""
         cdef Reservation made = Reservation.__new__(Reservation)
         cdef uint32_t block, arena
         cdef uint64_t offset
         _same_process(self.control.born, self.control.name)
+        if self.look_at_names():
+            return None
         self.sweep(4)
         if self.spare_count == 0 and not self.more_blocks() and not self.sweep():
             return None
@@ -423,11 +459,13 @@ cdef class Outbox:
         return block, self.sequence - 1
 
     def lend(self, uint64_t size):
-        """An `Extent` of `size` bytes, or None when there is no room now."""
+        """An `Extent` of `size` bytes, or None when there is no room now, or never will be (`lost`)."""
         cdef Extent made = Extent.__new__(Extent)
         cdef uint32_t arena
         cdef uint64_t offset
         _same_process(self.control.born, self.control.name)
+        if self.look_at_names():
+            return None
         if self.lent == self.loan_room:
             self.loans = <void **>_grown(self.loans, (self.loan_room + 64) * sizeof(void *))
             self.loan_room += 64
@@ -510,6 +548,10 @@ cdef class Outbox:
     def cancel(self, uint32_t block, uint64_t sequence):
         """Drop the takes left of one publication; False when there were none."""
         return ofs_block_cancel(self.shared, block, sequence) == OFS_OK
+
+    def cancel_request(self, uint64_t high, uint64_t low):
+        """Drop the takes left of all payloads with this request id; returns how many payloads."""
+        return ofs_request_cancel(self.shared, high, low)
 
     def cancel_all(self):
         """Drop everything untaken; returns how many payloads that were."""
@@ -906,6 +948,8 @@ cdef class Directory:
     """
     cdef readonly Segment segment
     cdef ofs_directory *shared
+    cdef uint64_t looked_ns
+    cdef bint gone
 
     def __cinit__(self, Segment segment not None, bint make=False):
         self.segment = segment
@@ -940,6 +984,14 @@ cdef class Directory:
     def epoch(self):
         """Changes whenever a producer came or went."""
         return ofs_directory_epoch(self.shared)
+
+    def lost(self):
+        """Did somebody else remove its name? Asks the system at most once in a while."""
+        cdef uint64_t now = ofs_now_ns()
+        if not self.gone and now - self.looked_ns >= LOOK_NS:
+            self.looked_ns = now
+            self.gone = not _linked(self.segment)
+        return self.gone
 
     def stamp(self):
         """The next place in the order of all payloads."""

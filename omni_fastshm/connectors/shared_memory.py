@@ -102,11 +102,13 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._spin_ns = int(settings["busy_wait_us"] * 1000)
         self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
         self._producer: Producer | None = None
+        self._lost: list[Producer] = []  # whose names somebody else removed while payloads were in them
         self._directory: Directory | None = None
         self._consumer = Consumer()
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
         self._dropped = 0
+        self._blocked_s = 0.0  # of producers that were given up
         self._puts = self._gets = self._bytes = self._inline = self._shm = self._refused = self._errors = (
             self._misses
         ) = 0
@@ -187,7 +189,16 @@ class SharedMemoryConnector(OmniConnectorBase):
     ) -> Metadata | None:
         try:
             producer = self._producer or self._make_producer()
-            room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
+            try:
+                room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
+            except SegmentError:
+                if not producer.outbox.lost:
+                    raise
+                self._give_up(producer)
+                if plan.external:
+                    raise  # its loans lie where no new consumer can find them
+                producer = self._make_producer()
+                room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
         except SegmentError as error:
             self._refused += 1
             logger.warning("put refused: request %r on %s->%s: %s", request, *edge, str(error))
@@ -336,6 +347,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         directory = self._directory
         if self._stopped:
             self._refuse("get")
+        if self._key_lookup and directory is not None and directory.lost():
+            directory = self._sound_directory()
         if not self._key_lookup or directory is None:
             raise MetadataError(
                 f"get of request {request!r} on {edge[0]}->{edge[1]} needs the metadata that put returned; "
@@ -363,6 +376,8 @@ class SharedMemoryConnector(OmniConnectorBase):
             directory.wait(stage, seen, self._spin_ns, _SLICE_NS, deadline)
             if self._stopped:
                 self._refuse("get")
+            if directory.lost():
+                directory = self._sound_directory() or directory
 
     def _take(self, inbox: Inbox, block: int, sequence: int, wanted: _Wanted) -> tuple[Any, int] | None:
         if inbox.settled:
@@ -411,22 +426,27 @@ class SharedMemoryConnector(OmniConnectorBase):
             return
         hashed = request_hash(request)
         try:
-            directory = self._directory or self._open_directory(make=False)
+            directory = self._sound_directory() or self._open_directory(make=False)
         except FastShmError as error:  # no descriptor left, or not our directory: there is nothing to reach through it
             logger.warning("cleanup of request %r reached nobody: %s", request, str(error))
             return
         if directory is not None:
             for inbox in self._consumer.producers(directory, self.namespace):
                 inbox.cancel_request(*hashed)
+        for lost in self._lost:
+            lost.outbox.cancel_request(*hashed)
 
     def health(self) -> dict[str, Any]:
         if self._final is not None:
             return {**self._final, "leases": self._consumer.leases}
-        producer = self._producer
         live = used = capacity = 0
-        if producer is not None and not self._stopped:
-            producer.trim_idle()
-            live, used, capacity = producer.outbox.live_blocks, producer.outbox.ring.used, producer.capacity
+        if not self._stopped:
+            self._close_lost()
+            for producer in self._producers():
+                producer.trim_idle()
+                live += producer.outbox.live_blocks
+                used += producer.outbox.ring.used
+                capacity += producer.capacity
         self._consumer.forget_closed()
         return {
             "status": "closed" if self._stopped else "ok",
@@ -441,7 +461,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "errors": self._errors,
             "misses": self._misses,
             "dropped": self._dropped,
-            "blocked_s": 0.0 if producer is None else producer.blocked_s,
+            "blocked_s": self._blocked_s + sum(producer.blocked_s for producer in self._producers()),
             "live_blocks": live,
             "leases": self._consumer.leases,
             "used_bytes": used,
@@ -464,12 +484,12 @@ class SharedMemoryConnector(OmniConnectorBase):
             logger.exception("closing a SharedMemoryConnector of namespace %s", self.namespace)
 
     def _close(self) -> None:
-        producer, directory = self._producer, self._directory
+        directory = self._directory
         try:
-            if producer is not None:
-                dropped = self._dropped = producer.close(self._settings["linger_s"])
-                if dropped:
-                    logger.info("closed with %d payloads that nobody had taken: dropped", dropped)
+            for producer in self._producers():
+                self._dropped += producer.close(self._settings["linger_s"])
+            if self._dropped:
+                logger.info("closed with %d payloads that nobody had taken: dropped", self._dropped)
         finally:
             if directory is not None:
                 for stage in range(BELLS):
@@ -478,6 +498,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._consumer.close()
             self._final = self.health()
             self._producer = self._directory = None
+            self._lost = []
             _open.discard(self)
 
     def _make_producer(self) -> Producer:
@@ -500,6 +521,44 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._producer = None
                 self._refuse("put")
             return self._producer
+
+    def _producers(self) -> list[Producer]:
+        return self._lost if self._producer is None else [*self._lost, self._producer]
+
+    def _give_up(self, producer: Producer) -> None:
+        """Somebody removed its names. Whoever has it mapped can still take what is in it: it stays until that is gone."""
+        with self._lock:
+            if self._producer is producer:
+                logger.warning(
+                    "names of %s were removed from %s by somebody else: going on under new names; what was put and not "
+                    "taken yet can be got only by processes that know it already",
+                    producer.name,
+                    segments.MOUNT,
+                )
+                self._producer = None
+                self._lost.append(producer)
+                self._sound_directory()
+                self._close_lost()
+
+    def _close_lost(self) -> None:
+        for producer in [each for each in self._lost if each.idle]:
+            with self._lock:
+                if producer in self._lost:
+                    self._lost.remove(producer)
+                    producer.close(0)
+                    self._blocked_s += producer.blocked_s
+
+    def _sound_directory(self) -> Directory | None:
+        """The directory in use; one whose name somebody removed is left for a new one, where others are found again."""
+        with self._lock:
+            directory = self._directory
+            if directory is not None and directory.lost() and not self._stopped:
+                self._directory = None
+                self._join_directory(make=self._key_lookup)
+                leave_directory(directory)
+                if self._producer is not None:
+                    self._give_up(self._producer)  # it is entered in the old one, where nobody new looks
+            return self._directory
 
     def _closed_meanwhile(self) -> bool:
         return self._stopped
