@@ -36,7 +36,7 @@ def open_inbox(name: str) -> Inbox | None:
         MetadataError: what stands under the name is not a control segment of ours.
         SegmentError: it cannot be mapped.
     """
-    with _inboxes_lock:
+    with _inboxes_lock, segments.no_fork:
         inbox = _inboxes.get(name)
         if inbox is None:
             parts = segments.parse_control_name(name)

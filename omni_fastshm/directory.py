@@ -24,15 +24,13 @@ def open_directory(namespace: str, *, make: bool = True) -> Directory | None:
     """
     name = segments.directory_name(namespace)
     for _ in range(1000):  # each round means that somebody else made or removed it meanwhile
-        fd = segments.open_descriptor(name)
+        with segments.no_fork:
+            fd = segments.open_descriptor(name)
+            found = None if fd is None else _join(name, fd)
         if fd is None:
             if not make:
                 return None
-            made = _make(name)
-            if made is not None:
-                return made
-            continue
-        found = _join(name, fd)
+            found = _make(name)
         if found is not None:
             return found
     raise SegmentError(f"{name} is made and removed by others all the time", op="open", segment=name)

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import stat
+import threading
 from dataclasses import dataclass
 
 import posix_ipc
@@ -20,6 +21,11 @@ from omni_fastshm._core import LOCK_OWNER, Segment
 from omni_fastshm.errors import MetadataError, SegmentError
 
 MOUNT = "/dev/shm"  # where Linux C libraries keep POSIX shared memory
+
+# Held from the opening of a descriptor until an object that a forked child disowns has it: a fork in another thread waits
+# that long. Otherwise the child would keep the descriptor, and its locks would keep a dead parent alive to all others.
+no_fork = threading.RLock()
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
 _CONTROL = re.compile(r"omnifs\.(\d+)\.([A-Za-z0-9_-]{1,40})\.([0-9a-f]{16})\.ctl")
 
@@ -120,18 +126,23 @@ def make(name: str, size: int, *, backed: int | None = None, populate: bool = Tr
         FileExistsError: the name is taken, or somebody removed the new object before it was locked.
         SegmentError: no room (its `errno` is ENOSPC), no permission, no mount.
     """
+    with no_fork:
+        return _make(name, size, size if backed is None else backed, populate, lock)
+
+
+def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -> Segment:
     fd = _create(name)
     try:
         if lock is not None and not (Segment.lock(fd, name, lock) and Segment.inspect(fd, name)[4]):
             raise FileExistsError(errno.EEXIST, "removed while it was made", name)
         os.fchmod(fd, 0o600)  # whatever the umask made of it
-        Segment.reserve(fd, name, size, size if backed is None else backed)
+        Segment.reserve(fd, name, size, backed)
     except BaseException as error:
         os.close(fd)
         if not isinstance(error, FileExistsError):
             unlink(name)
         if isinstance(error, SegmentError):
-            raise _explained(error, name, size if backed is None else backed) from None
+            raise _explained(error, name, backed) from None
         raise
     try:
         return Segment(name, fd, populate, True)
@@ -167,7 +178,7 @@ def _explained(error: SegmentError, name: str, wanted: int) -> SegmentError:
 
 
 def open_descriptor(name: str) -> int | None:
-    """A descriptor of an existing object of ours, or None when there is none.
+    """A descriptor of an existing object of ours, or None when there is none. Call it, and use the result, under `no_fork`.
 
     Raises:
         MetadataError: the name leads to a link, to something that is not shared memory, or to another user's object.
@@ -219,10 +230,11 @@ def open_data(control: str, number: int) -> Segment:
         SegmentError: it is gone; its `errno` is ENOENT.
     """
     name = data_name(control, number)
-    fd = open_descriptor(name)
-    if fd is None:
-        raise SegmentError(f"{name} is gone", errno=errno.ENOENT, op="open", segment=name)
-    return Segment(name, fd, True, False)
+    with no_fork:
+        fd = open_descriptor(name)
+        if fd is None:
+            raise SegmentError(f"{name} is gone", errno=errno.ENOENT, op="open", segment=name)
+        return Segment(name, fd, True, False)
 
 
 def unlink(name: str) -> None:
