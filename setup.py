@@ -27,6 +27,10 @@ LINK: list[str] = []
 if sanitizer := os.environ.get("OMNI_FASTSHM_SANITIZE"):
     FLAGS += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-g", "-O1"]
     LINK += [f"-fsanitize={sanitizer}"]
+PARTS = ["layout", "segment", "wait", "ring", "block", "keys", "directory"]
+FAULTS = bool(os.environ.get("OMNI_FASTSHM_FAULTS"))  # a core that dies on demand, for tests/process/test_fault_points.py
+if FAULTS:
+    FLAGS += ["-DOFS_FAULTS", "-O1"]
 
 HEADERS = sorted(glob("src/*.h")) + sorted(glob("src/*.pxd"))
 
@@ -42,10 +46,10 @@ def extension(name: str, *sources: str) -> Extension:
     )
 
 
-CORE = [f"ofs_{part}.c" for part in ("layout", "segment", "wait", "ring", "block", "keys", "directory")]
+CORE = extension("_core", *(f"ofs_{part}.c" for part in PARTS), *(["../tests/native/fault.c"] if FAULTS else []))
 setup(
     ext_modules=cythonize(
-        [extension("_core", *CORE), extension("_codec", "ofs_copy.c")],
+        [CORE] if FAULTS else [CORE, extension("_codec", "ofs_copy.c")],
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
         include_path=["src"],

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "ofs_atomic.h"
+#include "ofs_fault.h"
 #include "ofs_status.h"
 
 #define OFS_LAYOUT_VERSION 2u

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ofs_fault.h"
+
 int ofs_segment_stat(int fd, struct ofs_stat *found)
 {
     struct stat st;
@@ -25,7 +27,7 @@ int ofs_segment_resize(int fd, uint64_t size)
 {
     int rc;
     do
-        rc = ftruncate(fd, (off_t)size);
+        rc = OFS_VISIBLE("length", ftruncate(fd, (off_t)size));
     while (rc != 0 && errno == EINTR);
     return rc == 0 ? OFS_OK : -errno;
 }
@@ -34,7 +36,7 @@ int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size)
 {
     int rc;
     do
-        rc = posix_fallocate(fd, (off_t)offset, (off_t)size); /* returns the error, does not set errno */
+        rc = OFS_VISIBLE("memory", posix_fallocate(fd, (off_t)offset, (off_t)size)); /* returns the error, does not set errno */
     while (rc == EINTR);
     return -rc;
 }
@@ -77,7 +79,7 @@ static struct flock one_byte(int byte, short type)
 int ofs_lock_try(int fd, int byte, bool exclusive)
 {
     struct flock lock = one_byte(byte, exclusive ? F_WRLCK : F_RDLCK);
-    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
+    if (OFS_VISIBLE("lock", fcntl(fd, F_OFD_SETLK, &lock)) == 0)
         return OFS_OK;
     return errno == EAGAIN || errno == EACCES ? OFS_BUSY : -errno;
 }
@@ -85,7 +87,7 @@ int ofs_lock_try(int fd, int byte, bool exclusive)
 int ofs_lock_wait(int fd, int byte)
 {
     struct flock lock = one_byte(byte, F_WRLCK);
-    if (fcntl(fd, F_OFD_SETLKW, &lock) == 0)
+    if (OFS_VISIBLE("lock", fcntl(fd, F_OFD_SETLKW, &lock)) == 0)
         return OFS_OK;
     return errno == EINTR ? OFS_INTERRUPTED : -errno;
 }
@@ -93,7 +95,7 @@ int ofs_lock_wait(int fd, int byte)
 int ofs_lock_drop(int fd, int byte)
 {
     struct flock lock = one_byte(byte, F_UNLCK);
-    return fcntl(fd, F_OFD_SETLK, &lock) == 0 ? OFS_OK : -errno;
+    return OFS_VISIBLE("lock", fcntl(fd, F_OFD_SETLK, &lock)) == 0 ? OFS_OK : -errno;
 }
 
 int ofs_lock_held(int fd, int byte)

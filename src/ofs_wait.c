@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ofs_fault.h"
+
 #define ASLEEP 1u
 
 uint64_t ofs_now_ns(void)
@@ -20,7 +22,7 @@ uint64_t ofs_now_ns(void)
 static void wake_all(ofs_u32 *bell)
 {
     /* Not FUTEX_PRIVATE: the sleepers are in other processes. */
-    syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    (void)OFS_VISIBLE("sleepers", syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0));
 }
 
 void ofs_bell_ring(ofs_u32 *bell)

@@ -54,7 +54,7 @@ FACE = "__init__"  # re-exports; at import it loads only these:
 FACE_IMPORTS = {"base", "errors"}
 
 INCLUDES = [
-    "ofs_status.h ofs_atomic.h",
+    "ofs_status.h ofs_atomic.h ofs_fault.h",
     "ofs_layout.h ofs_segment.h ofs_ring.h ofs_copy.h",
     "ofs_wait.h",
     "ofs_block.h",
