@@ -11,6 +11,7 @@ LOCK_MAKER: int
 LOCK_USERS: int
 
 def layout() -> list[tuple[str, str, int, int]]: ...
+
 CONTROL_SIZE: int
 KEY_LIMIT: int
 

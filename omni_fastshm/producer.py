@@ -12,7 +12,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from omni_fastshm import janitor, segments
-from omni_fastshm._core import CONTROL_SIZE, KEY_LIMIT, Directory, Extent, Outbox, Reservation, Segment, control_fixed_size
+from omni_fastshm._core import (
+    CONTROL_SIZE,
+    KEY_LIMIT,
+    Directory,
+    Extent,
+    Outbox,
+    Reservation,
+    Segment,
+    control_fixed_size,
+)
 from omni_fastshm.errors import SegmentError
 
 T = TypeVar("T")
@@ -109,7 +118,7 @@ class Producer:
         """Room for a frame, or None when there is none within the time.
 
         Raises:
-            SegmentError: somebody else removed names of this producer (its `errno` is ENOENT): it is of no use any more.
+            SegmentError: somebody else removed names of this producer (its `errno` is ENOENT): it is of no more use.
         """
         if self._extra and time.monotonic() >= self._trim_at:
             self.trim_idle()

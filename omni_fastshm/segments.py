@@ -22,8 +22,8 @@ from omni_fastshm.errors import MetadataError, SegmentError
 
 MOUNT = "/dev/shm"  # where Linux C libraries keep POSIX shared memory
 
-# Held from the opening of a descriptor until an object that a forked child disowns has it: a fork in another thread waits
-# that long. Otherwise the child would keep the descriptor, and its locks would keep a dead parent alive to all others.
+# Held from the opening of a descriptor until an object that a forked child disowns has it: a fork in another thread
+# waits that long. Otherwise the child would keep the descriptor, and its locks keep a dead parent alive to all others.
 no_fork = threading.RLock()
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
@@ -178,7 +178,7 @@ def _explained(error: SegmentError, name: str, wanted: int) -> SegmentError:
 
 
 def open_descriptor(name: str) -> int | None:
-    """A descriptor of an existing object of ours, or None when there is none. Call it, and use the result, under `no_fork`.
+    """A descriptor of an existing object of ours, or None when there is none. To be called and used under `no_fork`.
 
     Raises:
         MetadataError: the name leads to a link, to something that is not shared memory, or to another user's object.

@@ -526,7 +526,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         return self._lost if self._producer is None else [*self._lost, self._producer]
 
     def _give_up(self, producer: Producer) -> None:
-        """Somebody removed its names. Whoever has it mapped can still take what is in it: it stays until that is gone."""
+        """Somebody removed its names. Whoever has it mapped can still take what is in it, so it stays."""
         with self._lock:
             if self._producer is producer:
                 logger.warning(
@@ -549,7 +549,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                     self._blocked_s += producer.blocked_s
 
     def _sound_directory(self) -> Directory | None:
-        """The directory in use; one whose name somebody removed is left for a new one, where others are found again."""
+        """The directory in use; one whose name somebody removed is left for a new one, to find the others again."""
         with self._lock:
             directory = self._directory
             if directory is not None and directory.lost() and not self._stopped:

@@ -19,8 +19,9 @@ field means stands in `src/ofs_layout.h`, who may write it in [protocol.md](prot
 A producing endpoint has one **control segment**: the header `ofs_control`, then room for a key table of {keys} words of
 8 bytes (`key_slots` of them are used and backed by memory, none without key look-up), then {limit} descriptors
 `ofs_block`, of which the first `blocks_ready` are backed by memory. The tables begin at the same place in every control
-segment: nothing that another process can change leads outside. Its **data segments** hold payload bytes and nothing else; every block starts at a multiple of 64. A namespace
-has one **directory**, `ofs_directory`. Everything is little endian; there are no addresses in shared memory.
+segment: nothing that another process can change leads outside. Its **data segments** hold payload bytes and nothing
+else; every block starts at a multiple of 64. A namespace has one **directory**,
+`ofs_directory`. Everything is little endian; there are no addresses in shared memory.
 """
 
 TEXT = {

@@ -59,9 +59,7 @@ def make_place(namespace: str) -> Iterator[Callable[..., Place]]:
     made: list[Place] = []
 
     def build(size: int = DATA, key_slots: int = 0, first_sequence: int = 1) -> Place:
-        control, endpoint = segments.make_control(
-            namespace, _core.CONTROL_SIZE, _core.control_fixed_size(key_slots)
-        )
+        control, endpoint = segments.make_control(namespace, _core.CONTROL_SIZE, _core.control_fixed_size(key_slots))
         outbox = Outbox(control, endpoint, key_slots, 60 * 10**9, first_sequence)
         outbox.add_segment(segments.make(segments.data_name(control.name, 0), size), 0)
         made.append(Place(control.name, outbox, open_inbox(control.name)))
