@@ -357,7 +357,7 @@ class TestExceptions:
         real = sender.outbox
         calls = []
 
-        def fails(*args: Any, **kwargs: Any) -> Any:
+        def fails(*args: Any) -> Any:
             answer = getattr(real, place)(*args)
             calls.append(place)
             if len(calls) == (3 if place == "reserve" else 1):
@@ -372,7 +372,7 @@ class TestExceptions:
 
     @pytest.mark.parametrize("place", ["_find_room", "_first", "_grow", "_leave"])
     def test_in_the_middle_of_a_step(self, full: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(*args: Any, **kwargs: Any) -> Any:
+        def fails(*args: Any) -> Any:
             raise Interrupted
 
         with monkeypatch.context() as patch:
@@ -458,7 +458,7 @@ class TestExceptions:
     ) -> None:
         connector = make()
 
-        def fails(*_: Any) -> Any:
+        def fails(*_: Any, **__: Any) -> Any:
             raise error("no place")
 
         with monkeypatch.context() as patch:
