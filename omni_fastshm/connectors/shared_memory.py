@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
 from omni_fastshm import codec, janitor, segments
-from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox
+from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.directory import leave_directory, open_directory
@@ -73,6 +73,7 @@ SETTINGS: dict[str, Setting] = {
     "types": Setting("names", (), help="'module:Class' names that may be imported to rebuild payloads"),
 }
 
+_NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well; it ends at some time
 _SLICE_NS = 50_000_000  # a waiting get looks this often for signals and for close
 _open: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
 
@@ -188,17 +189,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self, edge: tuple[str, str], request: str, plan: codec.Plan, takers: int, claims: _Claims | None
     ) -> Metadata | None:
         try:
-            producer = self._producer or self._make_producer()
-            try:
-                room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
-            except SegmentError:
-                if not producer.outbox.lost:
-                    raise
-                self._give_up(producer)
-                if plan.external:
-                    raise  # its loans lie where no new consumer can find them
-                producer = self._make_producer()
-                room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
+            producer, room = self._room(plan)
         except SegmentError as error:
             self._refused += 1
             logger.warning("put refused: request %r on %s->%s: %s", request, *edge, str(error))
@@ -247,6 +238,19 @@ class SharedMemoryConnector(OmniConnectorBase):
             },
             "size": plan.size,
         }
+
+    def _room(self, plan: codec.Plan) -> tuple[Producer, Reservation | None]:
+        for attempt in range(_NEW_NAMES, -1, -1):
+            producer = self._producer or self._make_producer()
+            try:
+                return producer, producer.room(plan.frame_size, self._settings["put_timeout_s"])
+            except SegmentError:
+                if not producer.outbox.lost:
+                    raise
+                self._give_up(producer)
+                if attempt == 0 or plan.external:
+                    raise  # loans of the payload lie where no new consumer can find them
+        raise AssertionError("the last attempt returns or raises")
 
     def _log_refusal(self, producer: Producer, edge: tuple[str, str], request: str, plan: codec.Plan) -> None:
         ring = producer.outbox.ring
