@@ -189,7 +189,13 @@ class SharedMemoryConnector(OmniConnectorBase):
         self, edge: tuple[str, str], request: str, plan: codec.Plan, takers: int, claims: _Claims | None
     ) -> Metadata | None:
         try:
-            producer, room = self._room(plan)
+            producer = self._producer or self._make_producer()
+            try:
+                room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
+            except SegmentError:
+                if not producer.outbox.lost:
+                    raise
+                producer, room = self._room_elsewhere(producer, plan)
         except SegmentError as error:
             self._refused += 1
             logger.warning("put refused: request %r on %s->%s: %s", request, *edge, str(error))
@@ -239,18 +245,21 @@ class SharedMemoryConnector(OmniConnectorBase):
             "size": plan.size,
         }
 
-    def _room(self, plan: codec.Plan) -> tuple[Producer, Reservation | None]:
-        for attempt in range(_NEW_NAMES, -1, -1):
-            producer = self._producer or self._make_producer()
+    def _room_elsewhere(self, producer: Producer, plan: codec.Plan) -> tuple[Producer, Reservation | None]:
+        """Room under new names, after somebody removed those of `producer`."""
+        for _ in range(_NEW_NAMES):
+            self._give_up(producer)
+            if plan.external:
+                break  # loans of the payload lie where no new consumer can find them
+            producer = self._make_producer()
             try:
                 return producer, producer.room(plan.frame_size, self._settings["put_timeout_s"])
             except SegmentError:
                 if not producer.outbox.lost:
                     raise
-                self._give_up(producer)
-                if attempt == 0 or plan.external:
-                    raise  # loans of the payload lie where no new consumer can find them
-        raise AssertionError("the last attempt returns or raises")
+        raise SegmentError(
+            f"its names are removed from {segments.MOUNT} by somebody else", errno=errno.ENOENT, op="put"
+        )
 
     def _log_refusal(self, producer: Producer, edge: tuple[str, str], request: str, plan: codec.Plan) -> None:
         ring = producer.outbox.ring
