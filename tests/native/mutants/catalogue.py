@@ -281,7 +281,7 @@ KEY_CHECKS: list[Mutant] = [
     Mutant("ofs_keys.c", "one.stamp < stamp)", "one.stamp <= stamp)", plain("keys")),
     Mutant(
         "ofs_keys.c",
-        "i <= mask; i++) {\n        uint64_t seen = ofs_load64_acquire(&table[(hash + i) & mask]);\n"
+        "i < slots; i++) {\n        uint64_t seen = ofs_load64_acquire(&table[(hash + i) & mask]);\n"
         "        struct ofs_found one;\n        if (seen == EMPTY)\n            break;\n        if (seen == DELETED",
         "; i++) {\n        uint64_t seen = ofs_load64_acquire(&table[(hash + i) & mask]);\n"
         "        struct ofs_found one;\n        if (seen == EMPTY)\n            break;\n        if (seen == DELETED",
