@@ -28,6 +28,12 @@ def fork(body: Callable[[], None]) -> int:
 
 def join(pid: int, seconds: float = 5.0) -> None:
     """Wait for a child; it must end well within the time."""
+    code = wait(pid, seconds)
+    assert code == 0, f"child {pid} ended with {code}"
+
+
+def wait(pid: int, seconds: float = 5.0) -> int:
+    """Wait for a child that must end within the time; give its exit code, negative for a signal."""
     deadline = time.monotonic() + seconds
     descriptor = os.pidfd_open(pid)
     try:
@@ -38,7 +44,7 @@ def join(pid: int, seconds: float = 5.0) -> None:
     finally:
         os.close(descriptor)
     _, status = os.waitpid(pid, 0)
-    assert status == 0, f"child {pid} ended with status {os.waitstatus_to_exitcode(status)}"
+    return os.waitstatus_to_exitcode(status)
 
 
 @contextlib.contextmanager
