@@ -5,10 +5,15 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test bench lint sdist clean
+.PHONY: demo demo-mooncake test bench bench-mooncake torture lint sdist clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
+
+# The same over Mooncake's store, and one with both kinds of edges; each starts a master of its own on this machine.
+demo-mooncake: $(STAMP)
+	$(BIN)/omni-fastshm mooncake up -- $(BIN)/omni-fastshm run examples/qwen2_5_omni_mooncake.yaml
+	$(BIN)/omni-fastshm mooncake up -- $(BIN)/omni-fastshm run examples/qwen2_5_omni_mixed.yaml
 
 test: $(STAMP)
 	$(BIN)/pytest -q
@@ -18,6 +23,20 @@ bench: $(STAMP)
 	mkdir -p out
 	$(BIN)/pytest bench -q --benchmark-columns=median,iqr,rounds --benchmark-json=out/bench.json
 	$(BIN)/python -m bench.report out/bench.json
+
+# About ten minutes; `make torture KILLS=10000 MESSAGES=10000000 WAITS=1000 FUZZ=1000000` is the full size: docs/torture.md
+KILLS ?= 2500
+MESSAGES ?= 3000000
+WAITS ?= 200
+FUZZ ?= 100000
+torture: $(STAMP)
+	mkdir -p out
+	PYTHONPATH=tests $(BIN)/python -m torture --kills $(KILLS) --messages $(MESSAGES) --waits $(WAITS) --fuzz $(FUZZ) \
+		$(if $(SEED),--seed $(SEED)) $(if $(OWN_MOUNT),--own-mount) --json out/torture.json
+
+# About a minute; `python -m bench.mooncake --publish` keeps the figures for docs/mooncake.md.
+bench-mooncake: $(STAMP)
+	$(BIN)/python -m bench.mooncake
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         load_omni_transfer_config,
     )
     from omni_fastshm.connectors.in_process import InProcessConnector
+    from omni_fastshm.connectors.mooncake import MooncakeConnector
     from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
     from omni_fastshm.factory import OmniConnectorFactory
     from omni_fastshm.initialization import (
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "ConnectorSpec": "config",
     "InProcessConnector": "connectors.in_process",
+    "MooncakeConnector": "connectors.mooncake",
     "OmniConnectorFactory": "factory",
     "OmniTransferConfig": "config",
     "Pipeline": "pipeline",
@@ -78,6 +80,7 @@ __all__ = [
     "LiveViews",
     "MetadataError",
     "MissingPayload",
+    "MooncakeConnector",
     "OmniConnectorBase",
     "OmniConnectorFactory",
     "OmniTransferConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -64,9 +65,24 @@ def _build_dtype(described: Any) -> Any:
     return make(spec, align=described["aligned"])
 
 
+def _check_extent(dtype: Any) -> None:
+    """Every part lies inside the whole. NumPy adds offsets and sizes as 32-bit numbers, and a sum that wraps passes."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        if dtype.itemsize != base.itemsize * math.prod(shape):
+            raise MetadataError("a damaged payload: an array's dtype repeats its base in another size than it has")
+        _check_extent(base)
+    for name in dtype.names or ():
+        part, offset = dtype.fields[name][:2]
+        if not 0 <= offset <= dtype.itemsize - part.itemsize:
+            raise MetadataError("a damaged payload: a field of an array's dtype lies outside its items")
+        _check_extent(part)
+
+
 def parse_dtype(data: bytes) -> Any:
     structured = data[:1] == b"{"
     dtype = _build_dtype(msgspec.json.decode(data[1:]) if structured else data.decode())
+    _check_extent(dtype)
     if dtype.hasobject or (not structured and dtype.names is not None):
         raise MetadataError("a damaged payload: an array's dtype is one that never travels")
     return dtype

@@ -14,12 +14,14 @@ _KEPT = 10_000
 
 
 def way_of(metadata: Any) -> str:
-    """How a payload travelled, by its metadata: "inline", "ring", or "other" (a store, a reference)."""
+    """How a payload travelled, by its metadata: "inline", "ring", "store", or "other" (a reference)."""
     if isinstance(metadata, Mapping):
         if "inline_bytes" in metadata:
             return "inline"
         if "shm" in metadata:
             return "ring"
+        if "mooncake" in metadata:
+            return "store"
     return "other"
 
 
@@ -103,7 +105,7 @@ class EdgeSummary:
         payloads: how many were sent.
         total_bytes: their serialized sizes together.
         payload_bytes: the median size.
-        ways: how many went "inline", by the "ring", or another way ("other").
+        ways: how many went "inline", by the "ring", by a "store", or another way ("other").
         put_us: time of `put` in the sending process, without the first.
         get_us: time of `get` in the receiving process, until the tensors can be used, without the first.
         first_put_us: time of the first `put`, which also makes the shared memory and reserves its pages.

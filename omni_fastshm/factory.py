@@ -131,15 +131,9 @@ class OmniConnectorFactory:
         backend = None if name in cls._registered else _BUILT_IN.get(name)
         if backend is None or backend.needs is None:
             return None
-        if _spec_exists(backend.target.partition(":")[0]):
-            if _spec_exists(backend.needs):
-                return None
-            return f"{name} needs the package {backend.needs!r}, which is not installed: {backend.install}"
-        return (
-            f"{name} needs the package {backend.needs!r} ({backend.install}), but this release of "
-            "omni_fastshm has no such backend yet, so installing the package alone does not help; use "
-            "SharedMemoryConnector where both stages run on one node"
-        )
+        if _spec_exists(backend.needs):
+            return None
+        return f"{name} needs the package {backend.needs!r}, which is not installed: {backend.install}"
 
     @classmethod
     def settings_of(cls, name: str) -> Mapping[str, Setting] | None:

@@ -11,6 +11,8 @@ from omni_fastshm.base import Metadata
 from omni_fastshm.errors import MetadataError
 from omni_fastshm.settings import describe
 
+_NAME_LIMIT = 255  # of a file; a longer name is not worth being taken apart and remembered
+
 
 def integer(metadata: Mapping[str, Any], name: str) -> int:
     """A size or number out of metadata."""
@@ -30,7 +32,7 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
             key=request,
         )
     name = place.get("name")
-    if not isinstance(name, str) or segments.parse_control_name(name) is None:
+    if not isinstance(name, str) or len(name) > _NAME_LIMIT or segments.parse_control_name(name) is None:
         raise MetadataError(f"metadata names no segment of ours: {describe(name)}", op="get", key=request)
     said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
     if not all(isinstance(each, str) for each in said) or said != (*edge, request):

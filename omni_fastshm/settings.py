@@ -38,7 +38,7 @@ __all__ = [
     "stage_name",
 ]
 
-Kind = Literal["int", "bytes", "seconds", "microseconds", "bool", "str", "choice", "names"]
+Kind = Literal["int", "bytes", "size", "seconds", "microseconds", "bool", "str", "choice", "names"]
 
 HOST_SETTINGS = (
     "stage_id",
@@ -57,7 +57,8 @@ NAMESPACE_VARIABLE = "OMNI_FASTSHM_NAMESPACE"
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
-_SIZES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgG])(i?)[bB]?\s*", re.ASCII)
+_SIZES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", re.ASCII)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))", re.ASCII)
 _MAX_CONSUMERS = 255
 
 
@@ -86,13 +87,15 @@ class Setting:
     """What one setting of a connector may be.
 
     Args:
-        kind: "int" and "bytes" give an int, "seconds" and "microseconds" a float, "bool" a bool, "str" and
-            "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
+        kind: "int" and "bytes" give an int, "size" too, from a number of bytes or a text such as "512MB" (of 1024
+            based units), "seconds" and "microseconds" a float, "bool" a bool, "str" and "choice" a str, "names" (a
+            list of ``"module:Class"``, or one) a tuple of str.
         default: used when the setting is absent or null; it is not checked and may be None.
         minimum: smallest number allowed; None means 0, for nothing counted or timed here can be negative.
         maximum: largest number allowed; None means no limit.
         choices: the texts allowed for "choice".
         help: one line for tables and documentation.
+        env: ``$NAME`` and ``${NAME}`` in a text stand for variables of the environment.
     """
 
     kind: Kind
@@ -101,6 +104,7 @@ class Setting:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     help: str = ""
+    env: bool = False
 
 
 def nearest(name: Any, known: Sequence[str]) -> str:
@@ -156,7 +160,7 @@ def check_settings(table: Mapping[str, Setting], extra: Any) -> tuple[dict[str, 
             if value is None:
                 continue
             try:
-                values[name] = _CONVERTERS[table[name].kind](table[name], value)
+                values[name] = _CONVERTERS[table[name].kind](table[name], _from_environment(table[name], value))
             except ConfigError as error:
                 problems.append((name, str(error)))
         elif not isinstance(name, str):
@@ -193,6 +197,21 @@ def describe(value: Any) -> str:
     return f"{text} ({kind.__name__})"
 
 
+def _from_environment(setting: Setting, value: Any) -> Any:
+    """`value` with the variables that it names; one that is not set is an error, not an empty text."""
+    if not setting.env or not isinstance(value, str) or "$" not in value:
+        return value
+
+    def look_up(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        text = os.environ.get(name)
+        if not text:
+            raise ConfigError(f"{describe(value)} needs the environment variable {name}, which is not set")
+        return text
+
+    return _VARIABLE.sub(look_up, value)
+
+
 def _number(setting: Setting, value: Any) -> int | float:
     """`value` as an exact int where it is one, else as a float; range checked."""
     number = _read_number(value)
@@ -225,11 +244,21 @@ def _read_number(value: Any) -> int | float | None:
 
 
 def _unit_hint(setting: Setting, value: Any) -> str:
+    if setting.kind == "size":
+        return "; write bytes as a number, or a text such as '512MB'"
+    size = _read_size(value) if setting.kind == "bytes" else None
+    return f"; write {setting.kind} as a plain number" if size is None else f"; write it in bytes: {size}"
+
+
+def _read_size(value: Any) -> int | None:
+    """The bytes that a text with a unit stands for."""
     found = _SIZES.fullmatch(value) if isinstance(value, str) else None
-    if setting.kind != "bytes" or not found:
-        return f"; write {setting.kind} as a plain number"
-    step = 1024 ** (" kmg".index(found[2].lower()))
-    return f"; write it in bytes: {int(float(found[1]) * step)}"
+    return None if found is None else int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower()))
+
+
+def _size(setting: Setting, value: Any) -> int:
+    size = _read_size(value)
+    return _whole(setting, value if size is None else size)
 
 
 def _whole(setting: Setting, value: Any) -> int:
@@ -295,6 +324,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 _CONVERTERS: dict[str, Callable[[Setting, Any], Any]] = {
     "int": _whole,
     "bytes": _whole,
+    "size": _size,
     "seconds": _time,
     "microseconds": _time,
     "bool": _bool,

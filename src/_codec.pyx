@@ -1079,6 +1079,17 @@ cdef class Plan:
         self.size = self.frame_size + self.outside
         return 0
 
+    cdef size_t begin(self, char *target) noexcept:
+        """Write prefix and header; returns how long they are."""
+        cdef uint32_t header_size = PyBytes_GET_SIZE(self.header)
+        cdef uint64_t frame_size = self.frame_size
+        memcpy(target, PyBytes_AS_STRING(MAGIC), 4)
+        target[3] = <char> (FORMAT | (HOST_BIT if self.host else 0) | (ALIGNED_BIT if self.align == 64 else 0))
+        memcpy(target + 4, &header_size, 4)
+        memcpy(target + 8, &frame_size, 8)
+        memcpy(target + PREFIX, PyBytes_AS_STRING(self.header), header_size)
+        return PREFIX + header_size
+
     cdef int write(self, char *target, size_t stream_from) except -1:
         """Everything up to `frame_size`, gaps as zeros: what lay there before must not travel along."""
         cdef ofs_piece few[64]
@@ -1086,18 +1097,11 @@ cdef class Plan:
         cdef size_t i
         cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
         cdef size_t next_
-        cdef uint32_t header_size = PyBytes_GET_SIZE(self.header)
-        cdef uint64_t frame_size = self.frame_size
-        cdef char *header = PyBytes_AS_STRING(self.header)
         if self.count > 64:
             list_ = <ofs_piece *> malloc(self.count * sizeof(ofs_piece))
             if list_ == NULL:
                 raise MemoryError("no memory for the list of buffers")
-        memcpy(target, PyBytes_AS_STRING(MAGIC), 4)
-        target[3] = <char> (FORMAT | (HOST_BIT if self.host else 0) | (ALIGNED_BIT if self.align == 64 else 0))
-        memcpy(target + 4, &header_size, 4)
-        memcpy(target + 8, &frame_size, 8)
-        memcpy(target + PREFIX, header, header_size)
+        self.begin(target)
         for i in range(self.count):
             next_ = self.start + self.pieces[i].offset
             memset(target + at, 0, next_ - at)
@@ -1122,6 +1126,58 @@ cdef class Plan:
             address: of `frame_size` writable bytes, 64-byte aligned so that the receiver's views are, too.
         """
         self.write(<char *> address, OFS_STREAM_SHARED_FROM)
+
+    def gather(self, size_t direct_from):
+        """The frame as a list of parts for a transport that collects them itself, so that large leaves are not copied here.
+
+        Args:
+            direct_from: leaves of at least that many bytes are named where they lie; everything else (header, small
+                leaves, gaps) is copied together.
+
+        Returns:
+            ``(addresses, sizes, memory)``. In this order the parts make the frame, padded with zeros to a multiple of
+            64 bytes. `memory` holds what was copied together: keep it, and this plan, until the parts were read.
+
+        Raises:
+            CodecError: some buffer is external, so the frame alone is not the payload.
+        """
+        cdef size_t total = (self.frame_size + 63) & ~(<size_t> 63)
+        cdef size_t copied = total
+        cdef size_t i
+        if self.external:
+            raise CodecError("payload: a loan in shared memory is part of it, it cannot be gathered")
+        for i in range(self.count):
+            if self.pieces[i].size >= direct_from:
+                copied -= self.pieces[i].size
+        memory = PyBytes_FromStringAndSize(NULL, copied)
+        cdef list addresses = []
+        cdef list sizes = []
+        cdef char *base = PyBytes_AS_STRING(memory)
+        cdef char *run = base
+        cdef char *end = base + self.begin(base)
+        cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
+        cdef size_t next_
+        for i in range(self.count):
+            next_ = self.start + self.pieces[i].offset
+            memset(end, 0, next_ - at)
+            end += next_ - at
+            at = next_ + self.pieces[i].size
+            if self.pieces[i].size < direct_from:
+                memcpy(end, self.pieces[i].source, self.pieces[i].size)
+                end += self.pieces[i].size
+                continue
+            if end != run:
+                addresses.append(<size_t> run)
+                sizes.append(<size_t> (end - run))
+            addresses.append(<size_t> self.pieces[i].source)
+            sizes.append(self.pieces[i].size)
+            run = end
+        memset(end, 0, total - at)
+        end += total - at
+        if end != run:
+            addresses.append(<size_t> run)
+            sizes.append(<size_t> (end - run))
+        return addresses, sizes, memory
 
     def to_bytes(self):
         """The frame on its own memory.
@@ -1175,6 +1231,7 @@ cdef class _Reader:
     cdef size_t start
     cdef size_t taken
     cdef size_t left  # items that containers may still announce
+    cdef bint constant  # nobody can change the frame's bytes while they are read
     cdef object source
     cdef object types
     cdef object device
@@ -1423,17 +1480,28 @@ cdef class _Reader:
         cdef object out = PyTuple_New(count) if data[1] else PyList_New(count)
         cdef bint is_tuple = data[1]
         cdef size_t i
+        cdef int8_t one
+        cdef int16_t two
+        cdef int32_t four
+        cdef int64_t eight
+        cdef double real
         for i in range(count):
+            # Copied out first: a frame given as part of a buffer may begin at any address.
             if code == 9:
-                item = PyFloat_FromDouble((<const double *> raw)[i])
+                memcpy(&real, raw + 8 * i, 8)
+                item = PyFloat_FromDouble(real)
             elif code == 1:
-                item = <int> (<const int8_t *> raw)[i]
+                memcpy(&one, raw + i, 1)
+                item = <int> one
             elif code == 2:
-                item = <int> (<const int16_t *> raw)[i]
+                memcpy(&two, raw + 2 * i, 2)
+                item = <int> two
             elif code == 4:
-                item = <int> (<const int32_t *> raw)[i]
+                memcpy(&four, raw + 4 * i, 4)
+                item = <int> four
             else:
-                item = PyLong_FromLongLong((<const int64_t *> raw)[i])
+                memcpy(&eight, raw + 8 * i, 8)
+                item = PyLong_FromLongLong(eight)
             Py_INCREF(item)
             if is_tuple:
                 PyTuple_SET_ITEM(out, i, item)
@@ -1446,12 +1514,12 @@ cdef class _Reader:
         cdef size_t size = number_at(data, 16)
         cdef const char *raw = self.frame + self.locate(number_at(data, 8), size)
         cdef char *target = NULL
-        if kind == B_STR:
+        if kind == B_STR and self.constant:
             return PyUnicode_DecodeUTF8(raw, size, NULL)
         if kind == B_BYTEARRAY:
             out = PyByteArray_FromStringAndSize(NULL, size)
             target = PyByteArray_AS_STRING(out)
-        elif kind == B_BYTES or kind == B_PICKLE:
+        elif kind == B_BYTES or kind == B_PICKLE or kind == B_STR:
             out = PyBytes_FromStringAndSize(NULL, size)
             target = PyBytes_AS_STRING(out)
         else:
@@ -1460,6 +1528,9 @@ cdef class _Reader:
             ofs_copy(target, raw, size)
         if kind == B_PICKLE:
             return self.unpickled(out)
+        if kind == B_STR:
+            # Python's decoder may look at a byte more than once, and sizes its result by the first look.
+            return PyUnicode_DecodeUTF8(target, size, NULL)
         return out
 
     cdef object unpickled(self, bytes data):
@@ -1815,8 +1886,9 @@ cdef object decode_frame(_Reader reader, Py_buffer *buffer):
         reader.broken(f"it says {frame_size} bytes with a header of {header_size}, but {size} came")
     reader.frame = frame
     reader.frame_size = frame_size
-    if type(<object> buffer.obj) is bytes:
-        reader.at = <const uint8_t *> frame + PREFIX  # cannot change
+    reader.constant = type(<object> buffer.obj) is bytes
+    if reader.constant:
+        reader.at = <const uint8_t *> frame + PREFIX
     else:
         header = PyBytes_FromStringAndSize(frame + PREFIX, header_size)
         reader.at = <const uint8_t *> PyBytes_AS_STRING(header)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -153,6 +154,26 @@ def children(_nothing_left_behind: None, request: pytest.FixtureRequest) -> Iter
         problems = group.end()
     if problems and not request.node.stash.get(_failed, False):
         pytest.fail("\n".join(problems))
+
+
+@pytest.fixture
+def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package was never installed."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "mooncake" else real(name, *rest)
+    )
+
+
+@pytest.fixture(scope="session")
+def mooncake_master() -> Iterator[Any]:
+    """A real Mooncake master that all tests of the session share, each with keys of its own namespace."""
+    from support.mooncake_master import require_mooncake, running
+
+    require_mooncake()
+    with running("--default_kv_lease_ttl=5000", "--client_ttl=3") as master, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNI_FASTSHM_TEST_MASTER", master.address)
+        yield master
 
 
 @pytest.fixture

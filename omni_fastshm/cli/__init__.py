@@ -15,6 +15,7 @@ __all__ = ["main"]
 
 # Sub-command -> module and help line; a module has add_arguments(parser) and main(arguments) -> exit status.
 _COMMANDS = {
+    "mooncake": ("omni_fastshm.cli.mooncake", "start a Mooncake master, for pipelines on several nodes"),
     "run": ("omni_fastshm.cli.run", "run a pipeline on real input and show what crossed its edges"),
     "validate": ("omni_fastshm.cli.validate", "check a pipeline's file and show its edges"),
 }

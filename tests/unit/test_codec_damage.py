@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
+import fractions
 import mmap
 import os
 import random
@@ -18,9 +20,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.TiffImagePlugin import IFDRational
 from support.codec_tools import FakeLease
 
 from omni_fastshm import CodecError, MetadataError
+from omni_fastshm._codec_forms import FORMS
 from omni_fastshm.codec import decode, plan
 
 Ext = msgspec.msgpack.Ext
@@ -123,6 +127,13 @@ def test_noise_is_refused() -> None:
             pass
 
 
+def standard(name: str, *parts: Any) -> list[Any]:
+    """A type of the standard list, made of a tuple of parts."""
+    return [Ext(16, b"\x09"), name, [Ext(16, b"\x00"), *parts]]
+
+
+ENDLESS = standard("builtins:range", 0, 10**12, 1)  # a constructor that runs through it never comes back
+
 LIES: dict[str, Any] = {
     "list": b"\xdd\xff\xff\xff\xff",
     "map": b"\xdf\xff\xff\xff\xff",
@@ -159,6 +170,14 @@ LIES: dict[str, Any] = {
     "array of fields of objects": array_ext(
         b"{" + b'{"names":["a"],"formats":["O"],"offsets":[0],"titles":[null],"itemsize":8,"aligned":false}', (2,)
     ),
+    "array of a field far outside": array_ext(
+        b"{" + b'{"names":["a"],"formats":[{"base":"<f4","shape":[3]}],"offsets":[2147483640],"titles":[null],'
+        b'"itemsize":9,"aligned":false}',
+        (2,),
+    ),
+    "array of a field just outside": array_ext(
+        b"{" + b'{"names":["a"],"formats":["<f8"],"offsets":[1],"titles":[null],"itemsize":8,"aligned":false}', (2,)
+    ),
     "array of comma dtype": array_ext(b"i4,i4", (2,)),
     "array of no dtype": array_ext(b"xx", (2,)),
     "array of not text": array_ext(b"\xff\xfe", (2,)),
@@ -192,6 +211,32 @@ LIES: dict[str, Any] = {
     "factory": [Ext(16, b"\x09"), "collections:defaultdict", ["eval", {}]],
     "image": [Ext(16, b"\x09"), "PIL.Image:Image", ["RGB", [1 << 20, 1 << 20], None, {}, b""]],
     "image negative": [Ext(16, b"\x09"), "PIL.Image:Image", ["L", [-1, -1], None, {}, b"x"]],
+    "image of a list": standard("PIL.Image:Image", "L", [1, 2], None, {}, [1, 2]),
+    "image without pixels": standard("PIL.Image:Image", "L", [0, 1 << 30], None, {}, b""),
+    "image without pixels, wide": standard("PIL.Image:Image", "L", [(1 << 31) - 1, 0], None, {}, b""),
+    "image palette": standard("PIL.Image:Image", "P", [1, 1], ["RGB", 3_000_000_000], {}, b"1"),
+    "image info": standard("PIL.Image:Image", "L", [1, 1], None, 5, b"1"),
+    "endless deque": standard("collections:deque", ENDLESS, 5),
+    "endless counter": [Ext(16, b"\x09"), "collections:Counter", ENDLESS],
+    "endless size": [Ext(16, b"\x09"), "torch:Size", ENDLESS],
+    "endless parts": [Ext(16, b"\x09"), "builtins:range", ENDLESS],
+    "endless date": [Ext(16, b"\x09"), "datetime:datetime", ENDLESS],
+    "endless shape": standard("builtins:memoryview", "B", ENDLESS, True, b"abc"),
+    "endless items": standard("collections:defaultdict", "int", ENDLESS),
+    "memoryview of a number": standard("builtins:memoryview", "B", [Ext(16, b"\0"), 1], False, 3_000_000_000),
+    "fraction of a text": standard("fractions:Fraction", "1e200000000"),
+    "fraction of two texts": standard("fractions:Fraction", "1", "1e200000000"),
+    "rational of a text": standard("PIL.TiffImagePlugin:IFDRational", "1e200000000", 1),
+    "rational of a decimal": standard(
+        "PIL.TiffImagePlugin:IFDRational", [Ext(16, b"\x09"), "decimal:Decimal", "1e200000000"], 1
+    ),
+    "datetime of a pickle": standard("datetime:datetime", b"\x07\xe5\x01\xff\xff\xff\xff\xff\xff\xff", 0),
+    "date of a pickle": standard("datetime:date", b"\x00\x00\x01\xff"),
+    "time of a pickle": standard("datetime:time", b"\xff\xff\xff\xff\xff\xff", 0),
+    "time zone of three": standard("datetime:timezone", 1, 2, 3),
+    "uuid of a float": [Ext(16, b"\x09"), "uuid:UUID", 1.5],
+    "decimal of a tuple": standard("decimal:Decimal", 0, [Ext(16, b"\0"), 1], 3),
+    "torch name is no text": [Ext(16, b"\x09"), "torch:dtype", 5],
     "odd dict": [Ext(16, b"\x03"), 1],
     "odd dict twice": [Ext(16, b"\x03"), 1, 2, 1, 3],
     "odd dict unhashable": [Ext(16, b"\x03"), [], 2],
@@ -217,6 +262,37 @@ def test_made_up_trees_are_refused_without_allocating(name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_names_from_the_wire_are_looked_up_and_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def imports_submodules(name: str) -> None:
+        asked.append(name)
+        raise AttributeError(name)
+
+    monkeypatch.setattr(torch, "__getattr__", imports_submodules)
+    for name in ("onnx", "_inductor", "no such"):
+        with pytest.raises(MetadataError):
+            decode(frame_of([Ext(16, b"\x09"), "torch:dtype", name]))
+    assert not asked
+
+
+def test_want_of_memory_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damage uses a payload up; whoever lacks memory now may get it later."""
+
+    def starving(state: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(FORMS, "decimal:Decimal", (str, starving))
+    with pytest.raises(MemoryError):
+        decode(plan(decimal.Decimal("1.5")).to_bytes())
+
+
+def test_what_could_not_come_back_is_refused_where_it_is_sent() -> None:
+    assert decode(plan(fractions.Fraction(np.int64(3), np.int64(4))).to_bytes()) == fractions.Fraction(3, 4)
+    with pytest.raises(CodecError, match=r"x\[1\]: IFDRational cannot be carried"):
+        plan({"x": [0, IFDRational(decimal.Decimal(1))]})
 
 
 def test_the_prefix_is_checked() -> None:

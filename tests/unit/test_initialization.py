@@ -121,6 +121,7 @@ def test_what_was_built_is_closed_after_an_interrupt() -> None:
     assert [made.closed for made in Recorder.made] == [1]
 
 
+@pytest.mark.usefixtures("without_mooncake")
 def test_a_missing_backend_names_edge_and_package() -> None:
     with pytest.raises(ConfigError, match="edge 0 -> 1: MooncakeConnector needs the package 'mooncake'"):
         create_connectors_from_config({("0", "1"): ConnectorSpec("MooncakeConnector")})

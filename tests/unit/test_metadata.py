@@ -49,6 +49,7 @@ VALUES = {
     "surrogate": "\ud800",
     "long text": "x" * 100_000,
     "huge path": "/".join("abc"),
+    "huge user": f"omnifs.{'9' * 5000}.elsewhere.0000000000000000.ctl",
     "other segment": "omnifs.0.elsewhere.0000000000000000.ctl",
     "bytes": b"x",
     "list": [10**5000],

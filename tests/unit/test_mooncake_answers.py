@@ -1,0 +1,276 @@
+"""R54 and its neighbours: every code of the store is looked at, and none becomes a lie."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_store import EXISTS, FULL, MISSING, RPC, TRANSFER, installed
+
+from omni_fastshm.connectors.mooncake import MooncakeConnector
+from omni_fastshm.errors import ConfigError, ConnectorClosed, MetadataError
+
+DATA = {"x": np.arange(20_000)}
+
+
+@pytest.fixture
+def fake() -> Iterator[Any]:
+    with installed() as (store, settings):
+        yield store, settings
+        assert store.crimes == [], "a call to a store that is not open: the real one ends the process"
+
+
+@pytest.fixture
+def c(fake: Any) -> Iterator[MooncakeConnector]:
+    with MooncakeConnector(fake[1]) as connector:
+        yield connector
+
+
+def arrived(connector: Any, metadata: Any, data: Any = DATA) -> bool:
+    got = connector.get("0", "1", "r", metadata)
+    return got is not None and bool(np.array_equal(got[0]["x"], data["x"]))
+
+
+class TestPut:
+    def test_the_same_request_again_is_never_answered_with_old_data(self, c: Any) -> None:
+        other = {"x": np.arange(20_000) * 2}
+        first, second = c.put("0", "1", "r", DATA)[2], c.put("0", "1", "r", other)[2]
+        assert arrived(c, second, other)
+        assert arrived(c, first)
+
+    def test_by_key_too_though_the_store_keeps_what_exists(self, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], "key_lookup": True, "namespace": "n"}) as c:
+            other = {"x": np.arange(20_000) * 2}
+            assert c.put("0", "1", "r", DATA)[0]
+            assert c.put("0", "1", "r", other)[0]
+            assert arrived(c, None, other)
+            assert c.get("0", "1", "r") is None
+            assert c.health()["live_blocks"] == 0
+        assert fake[0].objects == {}
+
+    def test_a_key_that_is_said_to_exist_is_an_end_with_an_error(self, c: Any, fake: Any) -> None:
+        fake[0].answers["put"].extend([EXISTS] * 50)
+        start = time.monotonic()
+        assert c.put("0", "1", "r", DATA) == (False, 0, None)
+        assert time.monotonic() - start < 1
+        assert fake[0].calls.count("put") == 3
+        health = c.health()
+        assert (health["errors"], health["refused"], health["puts"]) == (1, 1, 0)
+        assert fake[0].objects == {}
+
+    def test_full_twice_and_then_room_stores_once(self, c: Any, fake: Any) -> None:
+        fake[0].answers["put"].extend([FULL, FULL])
+        ok, _, metadata = c.put("0", "1", "r", DATA)
+        assert ok
+        assert len(fake[0].objects) == 1
+        assert arrived(c, metadata)
+        assert c.health()["blocked_s"] > 0
+        assert c.health()["errors"] == 0
+
+    def test_full_for_ever_ends_with_the_timeout(self, c: Any, fake: Any, caplog: pytest.LogCaptureFixture) -> None:
+        fake[0].answers["put"].extend([FULL] * 10_000)
+        start = time.monotonic()
+        assert c.put("0", "1", "request-5", DATA) == (False, 0, None)
+        assert 0.3 <= time.monotonic() - start < 1
+        (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        assert "request-5" in line
+        assert "160" in line
+        assert "`segment`" in line
+        health = c.health()
+        assert (health["refused"], health["errors"], health["used_bytes"]) == (1, 0, 0)
+
+    @pytest.mark.parametrize("code", [-600, -1, -10, -12345])
+    def test_any_other_code_is_a_refusal_at_once(self, code: int, c: Any, fake: Any, caplog: Any) -> None:
+        fake[0].answers["put"].append(code)
+        assert c.put("0", "1", "r", DATA) == (False, 0, None)
+        assert f"({code})" in caplog.text
+        assert c.health()["errors"] == 1
+        assert arrived(c, c.put("0", "1", "r", DATA)[2])
+
+    def test_a_failed_transfer_is_tried_again_under_another_key(self, c: Any, fake: Any) -> None:
+        fake[0].answers["put"].append(TRANSFER)
+        ok, _, metadata = c.put("0", "1", "r", DATA)
+        assert ok
+        assert arrived(c, metadata)
+
+    def test_a_put_whose_answer_was_lost_leaves_nothing(self, c: Any, fake: Any) -> None:
+        fake[0].answers["put"].append("late")  # it was stored, but the answer says that the master is gone
+        assert c.put("0", "1", "r", DATA) == (False, 0, None)
+        assert len(fake[0].objects) == 1
+        c.health()
+        assert fake[0].objects == {}
+
+    def test_tokens_without_a_payload_are_taken_back(self, c: Any, fake: Any) -> None:
+        fake[0].answers["put"].extend([None, -600])
+        assert c.put("0", "1", "r", DATA, consumers=4) == (False, 0, None)
+        assert fake[0].objects == {}
+
+    def test_large_leaves_go_to_the_store_from_where_they_lie(self, c: Any, fake: Any) -> None:
+        c.put("0", "1", "r", [DATA, np.arange(100)])
+        (addresses,) = fake[0].addresses
+        assert DATA["x"].ctypes.data in addresses
+
+    @pytest.mark.parametrize("pinned", [True, False])
+    def test_it_is_pinned_to_the_own_segment(self, pinned: bool, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], "hard_pin": pinned}) as c:
+            c.put("0", "1", "r", DATA)
+        (placement,) = {(p.preferred_segment, p.with_hard_pin) for p in fake[0].placements}
+        assert placement == ("fake:1", pinned)
+
+
+class TestGet:
+    def test_missing_is_none_and_no_error(self, c: Any, fake: Any) -> None:
+        metadata = c.put("0", "1", "r", DATA)[2]
+        fake[0].objects.clear()
+        assert c.get("0", "1", "r", metadata) is None
+        health = c.health()
+        assert (health["errors"], health["misses"], health["producer_gone"]) == (0, 1, 0)
+
+    @pytest.mark.parametrize(
+        ("code", "counter"), [(TRANSFER, "producer_gone"), (RPC, "master_lost"), (-707, None), (-1, None)]
+    )
+    def test_codes_of_a_read_are_told_apart(
+        self, code: int, counter: str | None, c: Any, fake: Any, caplog: Any
+    ) -> None:
+        metadata = c.put("0", "1", "r", DATA)[2]
+        fake[0].answers["get_buffer"].append(-1)
+        fake[0].answers["get_into"].append(code)
+        assert c.get("0", "1", "r", metadata) is None
+        assert f"({code})" in caplog.text
+        health = c.health()
+        assert health["errors"] == 1
+        assert [health[n] for n in ("producer_gone", "master_lost")] == [
+            int(counter == n) for n in ("producer_gone", "master_lost")
+        ]
+        assert arrived(c, metadata), "it can be got again"
+
+    def test_a_full_local_buffer_means_own_memory(self, c: Any, fake: Any) -> None:
+        metadata = c.put("0", "1", "r", DATA)[2]
+        fake[0].answers["get_buffer"].append(-1)
+        assert arrived(c, metadata)
+        assert c.health()["own_memory_reads"] == 1
+
+    @pytest.mark.parametrize("code", [MISSING, RPC])
+    def test_what_could_not_be_claimed_is_not_delivered(self, code: int, c: Any, fake: Any) -> None:
+        metadata = c.put("0", "1", "r", DATA)[2]
+        fake[0].answers["remove"].append(code)
+        assert c.get("0", "1", "r", metadata) is None
+        assert c.health()["leases"] == 0
+
+    def test_an_object_of_another_size_is_an_error_and_stays(self, c: Any, fake: Any) -> None:
+        metadata = c.put("0", "1", "r", DATA)[2]
+        (key,) = fake[0].objects
+        whole = fake[0].objects[key]
+        for content in (whole[:-64], whole + bytes(64), b"", bytes(len(whole))):
+            fake[0].objects[key] = content
+            with pytest.raises(MetadataError):
+                c.get("0", "1", "r", metadata)
+        fake[0].objects[key] = whole
+        assert arrived(c, metadata)
+
+    def test_a_damaged_pointer_is_as_none(self, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], "key_lookup": True, "namespace": "n"}) as c:
+            c.put("0", "1", "r", DATA)
+            (pointer,) = [key for key in fake[0].objects if "/k/" in key]
+            right = fake[0].objects[pointer]
+            for at in range(len(right)):
+                fake[0].objects[pointer] = right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :]
+                answer = c.get("0", "1", "r")
+                assert answer is None or at > 40, at
+                if answer is not None:
+                    break
+            fake[0].objects[pointer] = right
+
+
+class TestOpenAndClose:
+    def test_a_refused_set_up_is_a_clear_error(self, fake: Any) -> None:
+        fake[0].answers["setup"].append(-1)
+        with pytest.raises(ConfigError, match=r"refused the set-up with INTERNAL_ERROR \(-1\)") as caught:
+            MooncakeConnector(fake[1])
+        assert fake[1]["master"] in str(caught.value)
+        MooncakeConnector(fake[1]).close()
+
+    def test_the_store_is_shared_and_closed_with_the_last(self, fake: Any) -> None:
+        first, second = MooncakeConnector(fake[1]), MooncakeConnector(fake[1])
+        other = MooncakeConnector({**fake[1], "localbuf": "1MB"})
+        assert len(fake[0].made) == 2
+        first.close()
+        first.close()
+        assert fake[0].calls.count("close") == 0
+        assert second.put("0", "1", "r", DATA)[0]
+        second.close()
+        assert fake[0].calls.count("close") == 1
+        other.close()
+        assert fake[0].calls.count("close") == 2
+
+    def test_close_while_a_call_is_in_the_store_waits_for_it(self, fake: Any, run_thread: Any) -> None:
+        inside, leave = threading.Event(), threading.Event()
+
+        def block() -> None:
+            inside.set()
+            assert leave.wait(20)
+
+        c = MooncakeConnector(fake[1])
+        metadata = c.put("0", "1", "r", DATA)[2]
+        fake[0].answers["get_buffer"].append(block)
+        getting = run_thread(c.get, "0", "1", "r", metadata)
+        assert inside.wait(5)
+        closing = run_thread(c.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.3)
+        assert "close" not in fake[0].calls
+        leave.set()
+        closing.result(5)
+        assert isinstance(getting.exception(5), ConnectorClosed)
+        assert fake[0].calls.count("close") == 1
+
+    @pytest.mark.time_limit(20)
+    def test_a_call_that_does_not_come_back_does_not_hold_close(
+        self, fake: Any, run_thread: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R56: the backend's call hangs; `close` returns, and the store is closed behind the call."""
+        monkeypatch.setattr("omni_fastshm.connectors._mooncake_session._CLOSE_WAIT_S", 0.2)
+        inside, leave = threading.Event(), threading.Event()
+
+        def block() -> None:
+            inside.set()
+            assert leave.wait(20)
+
+        c = MooncakeConnector(fake[1])
+        fake[0].answers["get_buffer"].append(block)
+        getting = run_thread(c.get, "0", "1", "r", c.put("0", "1", "r", DATA)[2])
+        assert inside.wait(5)
+        run_thread(c.close).result(2)
+        assert "close" not in fake[0].calls
+        with pytest.raises(ConnectorClosed):
+            c.put("0", "1", "r", DATA)
+        leave.set()
+        assert isinstance(getting.exception(5), ConnectorClosed)
+        assert fake[0].calls.count("close") == 1
+
+    def test_many_threads_and_a_close(self, fake: Any, run_thread: Any) -> None:
+        def work(c: Any) -> str:
+            try:
+                for n in range(1_000_000):
+                    _, _, metadata = c.put("0", "1", "r", DATA)
+                    c.get("0", "1", "r", metadata)
+                    if n % 7 == 0:
+                        c.cleanup("r")
+            except ConnectorClosed:
+                return "closed"
+            return "never"
+
+        for _ in range(15):
+            c = MooncakeConnector(fake[1])
+            working = [run_thread(work, c) for _ in range(4)]
+            with pytest.raises(TimeoutError):
+                working[0].result(0.02)
+            c.close()
+            assert [each.result(10) for each in working] == ["closed"] * 4
+            assert fake[0].crimes == []
+        assert fake[0].objects == {}, "a put that was on its way left its payload behind"
