@@ -113,12 +113,14 @@ def _sweep_endpoint(control: str, data: list[str], force: bool, swept: Swept) ->
     _take_out(name)
 
 
-def _remove_data(name: str, held: set[int], swept: Swept) -> None:
+def _remove_data(name: str, held: set[int] | None, swept: Swept) -> None:
+    """Take a data segment's name away, and its memory unless a lease may look at it; None: nobody knows."""
     number = name.rpartition(".d")[2]
     fd = segments.open_descriptor(name)
     if fd is not None:
         segment = Segment(name, fd, False, True)
-        if number.isdigit() and int(number) not in held:
+        # A name is ours by its form alone: what has another name as well may be somebody's file.
+        if held is not None and number.isdigit() and int(number) not in held and os.fstat(fd).st_nlink == 1:
             segment.empty()  # readers may have it mapped without looking at it: the memory goes all the same
         segments.unlink(name)
         swept.removed.append(name)
@@ -139,7 +141,7 @@ def _remove_strays(names: list[str], swept: Swept) -> None:
             continue
         if control not in names and not segments.list_names(control):
             with _left_alone_on_error(name):
-                _remove_data(name, set(), swept)
+                _remove_data(name, None, swept)  # its producer may live: only the control segment could tell
 
 
 def _sweep_directories(directories: list[str], swept: Swept) -> None:

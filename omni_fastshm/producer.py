@@ -133,7 +133,7 @@ class Producer:
 
     def can_fit(self, size: int) -> bool:
         """Could an idle ring take this?"""
-        return _rounded(size) <= self.max_bytes
+        return _rounded(size) <= min(self.max_bytes, segments.mount_size())
 
     def lend(self, size: int, timeout_s: float) -> Extent | None:
         """Memory for a loan, or None when there is none within the time."""
@@ -233,9 +233,23 @@ class Producer:
         return size // need * need if size < _MANY * need else size
 
     def _add_segment(self, size: int) -> None:
-        number = self._next_number
-        self._next_number += 1  # first: whatever is raised in between, the name is not tried again
-        segment = segments.make(segments.data_name(self.name, number), size)
+        if not self.name.startswith(segments.owner_prefix()):  # its readers would refuse somebody else's segment
+            raise SegmentError(
+                f"{self.name} cannot grow: this process has become user {segments.user_id()}; build another connector",
+                op="make",
+                segment=self.name,
+            )
+        for _ in range(16):
+            number = self._next_number
+            self._next_number += 1  # first: whatever is raised in between, the name is not tried again
+            with contextlib.suppress(FileExistsError):  # somebody put something there: leave it, take the next
+                segment = segments.make(segments.data_name(self.name, number), size)
+                break
+        else:
+            raise SegmentError(f"cannot make a data segment for {self.name}: every name was taken", op="make")
+        if self.capacity + segment.size > self.max_bytes:  # a signal handler's put has added one meanwhile
+            segments.unlink(segment.name)
+            raise SegmentError(f"no room for {segment.name} any more", errno=errno.ENOSPC, op="put")
         self.outbox.add_segment(segment, number)
         self._segments += 1
         self._count_extra()

@@ -88,6 +88,24 @@ def mount_free() -> int:
     return found.f_bavail * found.f_frsize
 
 
+def mount_size() -> int:
+    """Bytes that the shm mount could ever hold; without end where it does not say."""
+    try:
+        found = os.statvfs(MOUNT)
+    except OSError:
+        return 1 << 63
+    return found.f_blocks * found.f_frsize or 1 << 63
+
+
+def names_left() -> int | None:
+    """How many more objects the mount takes; None where it does not count them."""
+    try:
+        found = os.statvfs(MOUNT)
+    except OSError:
+        return None
+    return found.f_favail if found.f_files else None
+
+
 @functools.cache
 def host_identity() -> str:
     """Names this host and shm mount: ``hostname/boot/device``. Two processes share memory if boot and device agree.
@@ -136,6 +154,9 @@ def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -
         if lock is not None and not (Segment.lock(fd, name, lock) and Segment.inspect(fd, name)[4]):
             raise FileExistsError(errno.EEXIST, "removed while it was made", name)
         os.fchmod(fd, 0o600)  # whatever the umask made of it
+        # The attempt would take all there is, for a moment, from whoever else lives on this mount.
+        if (size if backed is None else backed) > mount_free():
+            raise SegmentError("no room", errno=errno.ENOSPC, op="make", segment=name)
         Segment.reserve(fd, name, size, backed)
     except BaseException as error:
         os.close(fd)
@@ -155,10 +176,22 @@ def _create(name: str) -> int:
     try:
         fd: int = posix_ipc.SharedMemory("/" + name, posix_ipc.O_CREX, mode=0o600).fd
     except posix_ipc.ExistentialError:
-        raise FileExistsError(errno.EEXIST, "exists already", name) from None
+        if os.path.isdir(MOUNT):
+            raise FileExistsError(errno.EEXIST, "exists already", name) from None
+        raise SegmentError(
+            f"cannot make shared memory {name}: there is no {MOUNT}. Is it mounted?",
+            errno=errno.ENOENT,
+            op="make",
+            segment=name,
+        ) from None
     except (OSError, ValueError, posix_ipc.Error) as error:
         raise SegmentError(
-            f"cannot make shared memory {name} on {MOUNT}: {error}. Is {MOUNT} mounted and writable?",
+            f"cannot make shared memory {name} on {MOUNT}: {error}. "
+            + (
+                f"{MOUNT} has no inodes left: remove files there, or mount it with more (nr_inodes)."
+                if names_left() == 0
+                else f"Is {MOUNT} mounted and writable?"
+            ),
             errno=getattr(error, "errno", None),
             op="make",
             segment=name,

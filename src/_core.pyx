@@ -775,11 +775,11 @@ cdef class Inbox:
 
     def __cinit__(self, Segment control not None, open_segment):
         self.control = control
+        self.slot = NO_SLOT  # before anything can fail: the end of this object must not unmark a slot it never had
         self.shared = <ofs_control *>control.base
         if self.shared == NULL or not ofs_control_valid(self.shared, control.size):
             raise MetadataError(f"{control.name} is not a control segment of layout {OFS_LAYOUT_VERSION}",
                                 op="open", segment=control.name)
-        self.slot = NO_SLOT
         self.late = threading.RLock()
         self.segments = {}
         self.open_segment = open_segment

@@ -264,10 +264,12 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _log_refusal(self, producer: Producer, edge: tuple[str, str], request: str, plan: codec.Plan) -> None:
         ring = producer.outbox.ring
         why = (
-            f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
+            f"{segments.MOUNT} has no inodes left: remove files there, or mount it with more (nr_inodes)"
+            if segments.names_left() == 0
+            else f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
             "raise max_bytes or put_timeout_s, or send less at a time"
             if producer.can_fit(plan.frame_size)
-            else "it is larger than max_bytes: raise that"
+            else "it is larger than max_bytes, or than the whole mount: raise that"
         )
         logger.warning(
             "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %d, used %d, %d free on %s); %s",
@@ -520,7 +522,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._refuse("put")
             if self._producer is None:
                 directory = self._directory or self._join_directory()
-                self._producer = Producer(
+                made = Producer(
                     self.namespace,
                     directory,
                     segment_bytes=self._settings["segment_bytes"],
@@ -529,6 +531,10 @@ class SharedMemoryConnector(OmniConnectorBase):
                     orphan_ttl_s=self._settings["orphan_ttl_s"],
                     idle_segment_s=self._settings["idle_segment_s"],
                 )
+                if self._producer is None:
+                    self._producer = made
+                else:  # a signal handler was faster: what it has sent is in that one
+                    made.close(0)
             if self._closed_meanwhile():  # by a signal handler, while it was made
                 self._producer.close(0)
                 self._producer = None
