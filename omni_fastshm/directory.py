@@ -51,8 +51,10 @@ def _make(name: str) -> Directory | None:
 
 def remove_if_unused(fd: int, name: str) -> bool:
     """Remove a directory that nobody uses or makes; the descriptor must have no lock of its own."""
+    # The users' lock first: who does not get it leaves the removal to those who have it. The other way round, one of
+    # two that leave at once could fail for the other's use, the other for the maker's lock, and the name would stay.
     unused: bool = (
-        Segment.lock(fd, name, LOCK_MAKER) and Segment.lock(fd, name, LOCK_USERS) and Segment.inspect(fd, name)[4]
+        Segment.lock(fd, name, LOCK_USERS) and Segment.lock(fd, name, LOCK_MAKER) and Segment.inspect(fd, name)[4]
     )
     if unused:
         segments.unlink(name)
@@ -63,9 +65,8 @@ def _join(name: str, fd: int) -> Directory | None:
     """Use an existing directory; None when it is being removed, or was left half-made and is now out of the way."""
     try:
         if not Segment.lock(fd, name, LOCK_USERS, False):
-            Segment.lock_wait(fd, name, LOCK_USERS)  # until whoever removes it is done
-            os.close(fd)
-            return None
+            # Until whoever removes it is done, or has died before it was. Shared: others may use it by then.
+            Segment.lock_wait(fd, name, LOCK_USERS, False)
         if not Segment.inspect(fd, name)[4]:
             os.close(fd)
             return None

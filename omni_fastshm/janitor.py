@@ -52,7 +52,7 @@ def sweep(namespace: str | None = None, *, force: bool = False) -> Swept:
     names = segments.list_names(segments.owner_prefix() + ("" if namespace is None else f"{namespace}."))
     for control in _by_age([name for name in names if name.endswith(".ctl")]):
         with _left_alone_on_error(control):
-            _sweep_endpoint(control, [n for n in names if n.startswith(control[:-3] + "d")], force, swept)
+            _sweep_endpoint(control, force, swept)
     _remove_strays(names, swept)
     _sweep_directories([name for name in names if name.endswith(".dir")], swept)
     return swept
@@ -77,7 +77,7 @@ def _by_age(controls: list[str]) -> list[str]:
     return sorted(controls, key=changed)
 
 
-def _sweep_endpoint(control: str, data: list[str], force: bool, swept: Swept) -> None:
+def _sweep_endpoint(control: str, force: bool, swept: Swept) -> None:
     name = segments.parse_control_name(control)
     fd = None if name is None else segments.open_descriptor(control)
     if fd is None or name is None:
@@ -87,6 +87,7 @@ def _sweep_endpoint(control: str, data: list[str], force: bool, swept: Swept) ->
         swept.alive.append(control)
         return
     segment = Segment(control, fd, False, True)  # and with it the lock, until this function ends
+    data = segments.list_names(control[:-3] + "d")  # now, for it may have made another just before it died
     try:
         inbox = Inbox(segment, None)
     except MetadataError:

@@ -159,9 +159,9 @@ def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -
             raise SegmentError("no room", errno=errno.ENOSPC, op="make", segment=name)
         Segment.reserve(fd, name, size, backed)
     except BaseException as error:
-        os.close(fd)
         if not isinstance(error, FileExistsError):
-            unlink(name)
+            unlink(name)  # while it is locked: unlocked, it could be another's new object that has the name by now
+        os.close(fd)
         if isinstance(error, SegmentError):
             raise _explained(error, name, backed) from None
         raise

@@ -146,13 +146,13 @@ cdef class Segment:
         return _check(ofs_lock_try(fd, byte, exclusive), "lock", name) == OFS_OK
 
     @staticmethod
-    def lock_wait(int fd, str name, int byte):
-        """Lock a byte exclusively, waiting for whoever has it; the kernel frees it when that process dies."""
+    def lock_wait(int fd, str name, int byte, bint exclusive=True):
+        """Lock a byte, waiting for whoever has it; the kernel frees it when that process dies."""
         cdef int rc = OFS_INTERRUPTED
         while rc == OFS_INTERRUPTED:
             PyErr_CheckSignals()
             with nogil:
-                rc = ofs_lock_wait(fd, byte)
+                rc = ofs_lock_wait(fd, byte, exclusive)
         _check(rc, "lock", name)
 
     @staticmethod
@@ -796,6 +796,8 @@ cdef class Inbox:
         """A slot of this process, for good, or the shared one for a moment when all are taken."""
         cdef int rc = OFS_BUSY
         cdef uint32_t slot
+        if self.briefs:
+            return OFS_SHARED_SLOT  # inside another get of this process: the slot is ours already, and so are its bits
         for slot in range(OFS_SHARED_SLOT):
             rc = _check(ofs_lock_try(self.control.fd, OFS_LOCK_READER0 + slot, True), "lock", self.control.name)
             if rc == OFS_OK:

@@ -53,7 +53,7 @@ cdef extern from "ofs_segment.h" nogil:
     int ofs_segment_map(int fd, uint64_t size, bint populate, bint apart, void **base)
     int ofs_segment_unmap(void *base, uint64_t size)
     int ofs_lock_try(int fd, int byte, bint exclusive)
-    int ofs_lock_wait(int fd, int byte)
+    int ofs_lock_wait(int fd, int byte, bint exclusive)
     int ofs_lock_drop(int fd, int byte)
     int ofs_lock_held(int fd, int byte)
 

@@ -84,9 +84,9 @@ int ofs_lock_try(int fd, int byte, bool exclusive)
     return errno == EAGAIN || errno == EACCES ? OFS_BUSY : -errno;
 }
 
-int ofs_lock_wait(int fd, int byte)
+int ofs_lock_wait(int fd, int byte, bool exclusive)
 {
-    struct flock lock = one_byte(byte, F_WRLCK);
+    struct flock lock = one_byte(byte, exclusive ? F_WRLCK : F_RDLCK);
     if (OFS_VISIBLE("lock", fcntl(fd, F_OFD_SETLKW, &lock)) == 0)
         return OFS_OK;
     return errno == EINTR ? OFS_INTERRUPTED : -errno;

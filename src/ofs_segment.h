@@ -42,7 +42,7 @@ int ofs_segment_unmap(void *base, uint64_t size);
 int ofs_lock_try(int fd, int byte, bool exclusive);
 
 /* The same, but wait. The kernel drops the lock of a process that dies, so the wait ends. */
-int ofs_lock_wait(int fd, int byte);
+int ofs_lock_wait(int fd, int byte, bool exclusive);
 
 int ofs_lock_drop(int fd, int byte);
 

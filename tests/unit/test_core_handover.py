@@ -446,6 +446,34 @@ class TestDeadReaders:
         place.outbox.sweep()
         assert place.outbox.live_blocks == 0
 
+    def test_a_late_comers_get_inside_another_leaves_the_outer_hold(self, place: Place) -> None:
+        """Decoding may run any code, so may a signal; the inner get must not claim, and clear, the slot anew."""
+        outer_at, inner_at = place.put(b"outer", takers=2), place.put(b"inner")
+        others = segments.open_descriptor(place.name)
+        assert others is not None
+        try:
+            for slot in range(_core.READER_SLOTS - 1):
+                assert Segment.lock(others, place.name, READER0 + slot)
+            late = open_inbox(place.name)
+            outer = late.hold(*outer_at)
+            assert outer is not None
+            Segment.unlock(others, place.name, READER0 + 7)  # not for now: bits under two slots would be one too many
+            for at in (inner_at, outer_at):
+                inner = late.hold(*at)
+                assert inner is not None
+                assert {b[3] for b in late.blocks()} == {1 << 31} or at is outer_at
+                assert inner.take()
+                inner.release()
+                assert [b[3] for b in late.blocks() if b[0] == outer_at[0]] == [1 << 31]
+                assert Segment.locked(others, place.name, READER0 + 31)
+            assert outer.take()
+            outer.release()
+            assert not Segment.locked(others, place.name, READER0 + 31)
+            assert late.blocks() == []
+        finally:
+            os.close(others)
+            late.control.close_descriptor()
+
     def test_a_slot_taken_over_is_cleared_first(self, place: Place) -> None:
         """Bits of a dead predecessor that nobody reaped would otherwise become the new owner's."""
         at = place.put(b"x")

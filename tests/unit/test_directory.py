@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from support import leftovers
 from omni_fastshm import directory, janitor, segments
 from omni_fastshm._core import LOCK_MAKER, LOCK_USERS, Directory, Segment
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
+from omni_fastshm.errors import SegmentError
 
 Neighbour = Callable[[str], None]
 """What another process does in the middle of a call here."""
@@ -57,8 +59,8 @@ class Locks:
             action()
         return done
 
-    def lock_wait(self, fd: int, name: str, byte: int) -> None:
-        Segment.lock_wait(fd, name, byte)
+    def lock_wait(self, fd: int, name: str, byte: int, exclusive: bool = True) -> None:
+        Segment.lock_wait(fd, name, byte, exclusive)
         action = self._after.pop(byte, None)
         if action is not None:
             action()
@@ -218,6 +220,28 @@ class TestRemoving:
             assert not directory.remove_if_unused(other, own.segment.name), "a name that is gone is not ours to remove"
         directory.leave_directory(own)
 
+    def test_it_goes_with_the_last_of_two_that_leave_at_once(
+        self, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, two = directory.open_directory(namespace), directory.open_directory(namespace)
+        assert one is not None
+        assert two is not None
+
+        class Overtaken(Locks):
+            """The other one leaves as soon as this one was refused a lock for the other's use."""
+
+            def lock(self, fd: int, name: str, byte: int, exclusive: bool = True) -> bool:
+                done = super().lock(fd, name, byte, exclusive)
+                if not done and fd == one.segment.fd:
+                    directory.leave_directory(two)
+                return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "Segment", Overtaken({}))
+            directory.leave_directory(one)
+        assert two.segment.fd < 0, "nothing was refused"
+        assert leftovers.names(namespace) == []
+
     def test_leaving_twice_leaves_the_next_one_alone(self, namespace: str) -> None:
         own = directory.open_directory(namespace)
         assert own is not None
@@ -227,6 +251,63 @@ class TestRemoving:
         directory.leave_directory(own)
         assert leftovers.names(namespace) == [following.segment.name]
         directory.leave_directory(following)
+
+
+def test_a_removal_that_is_cut_short_holds_up_nobody(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two find it being removed; when the second waits, whoever removed it is dead, and the first works with it."""
+    own = directory.open_directory(namespace)
+    assert own is not None
+    name = own.segment.name
+    own.segment.close_descriptor()
+    remover = segments.open_descriptor(name)
+    assert remover is not None
+    assert Segment.lock(remover, name, LOCK_USERS)
+    first: list[Directory] = []
+
+    class Waits(Locks):
+        def lock_wait(self, fd: int, at: str, byte: int, exclusive: bool = True) -> None:
+            if not first:
+                os.close(remover)
+                monkeypatch.setattr(directory, "Segment", Segment)
+                joined = directory.open_directory(namespace)
+                assert joined is not None
+                first.append(joined)
+            super().lock_wait(fd, at, byte, exclusive)
+
+    monkeypatch.setattr(directory, "Segment", Waits({}))
+    second = directory.open_directory(namespace)
+    assert second is not None
+    assert len(first) == 1
+    directory.leave_directory(first[0])
+    assert leftovers.names(namespace) == [name], "the second uses it"
+    directory.leave_directory(second)
+
+
+def test_the_name_of_one_without_memory_goes_while_it_is_locked(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards somebody else's directory could have it."""
+    name = segments.directory_name(namespace)
+    locked: list[bool] = []
+
+    def full(fd: int, *_: Any) -> None:
+        raise SegmentError("no room", errno=errno.ENOSPC, op="reserve", segment=name)
+
+    def unlink(at: str) -> None:
+        with descriptor(name) as other:
+            locked.append(Segment.locked(other, name, LOCK_MAKER))
+        real(at)
+
+    class Full(Locks):
+        reserve = staticmethod(full)
+
+    real = segments.unlink
+    monkeypatch.setattr(segments, "Segment", Full({}))
+    monkeypatch.setattr(segments, "unlink", unlink)
+    with pytest.raises(SegmentError):
+        directory.open_directory(namespace)
+    assert locked == [True]
+    assert leftovers.names(namespace) == []
 
 
 def test_one_that_is_finished_while_it_is_joined_is_used(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,14 +324,14 @@ def test_one_that_is_finished_while_it_is_joined_is_used(namespace: str, monkeyp
         def __getattr__(self, attribute: str) -> Any:
             return getattr(Segment, attribute)
 
-        def lock_wait(self, fd: int, at: str, byte: int) -> None:
+        def lock_wait(self, fd: int, at: str, byte: int, exclusive: bool = True) -> None:
             if byte == LOCK_MAKER and not makers:
                 made = Segment(name, os.dup(fd), False, True)
                 Segment.reserve(made.fd, name, directory.SIZE, directory.SIZE)
                 again = Segment(name, os.dup(fd), True, True)
                 makers.append(Directory(again, True))
                 makers[0].enter(7)
-            Segment.lock_wait(fd, at, byte)
+            Segment.lock_wait(fd, at, byte, exclusive)
 
     (leftovers.MOUNT / name).touch(0o600)
     with monkeypatch.context() as patch:

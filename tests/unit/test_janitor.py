@@ -111,3 +111,24 @@ class TestForeign:
         make(orphan_ttl_s=0).close()
         assert shm_names() == [path.name]
         caplog.clear()  # the log keeps the error, and with it the descriptors of the functions it went through
+
+
+def test_a_data_segment_made_after_the_look_round_goes_as_well(
+    children: Children, namespace: str, shm_names: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producer grew, and died, between a sweep's listing of all names and its getting the lock."""
+    child = children.with_connector(orphan_ttl_s=0)
+    child.run("result = c.put('a', 'b', 'r', np.arange(50_000))[0]")
+    child.kill()
+    assert child.process.returncode == -signal.SIGKILL
+    listings = []
+
+    def list_names(prefix: str) -> list[str]:
+        listings.append(prefix)
+        names = real(prefix)
+        return [name for name in names if name.endswith(".ctl")] if len(listings) == 1 else names
+
+    real = segments.list_names
+    monkeypatch.setattr(segments, "list_names", list_names)
+    janitor.sweep(namespace)
+    assert shm_names() == []
