@@ -79,22 +79,25 @@ def list_names(prefix: str) -> list[str]:
         return []
 
 
+UNLIMITED = 1 << 63  # a mount without a limit counts nothing, and reads as one of size 0
+
+
 def mount_free() -> int:
-    """Bytes that are free on the shm mount, as far as it says; 0 when there is none."""
+    """Bytes that are free on the shm mount, `UNLIMITED` where it does not say; 0 when there is no mount."""
     try:
         found = os.statvfs(MOUNT)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return found.f_bavail * found.f_frsize if found.f_blocks else UNLIMITED
 
 
 def mount_size() -> int:
-    """Bytes that the shm mount could ever hold; without end where it does not say."""
+    """Bytes that the shm mount could ever hold; `UNLIMITED` where it does not say."""
     try:
         found = os.statvfs(MOUNT)
     except OSError:
-        return 1 << 63
-    return found.f_blocks * found.f_frsize or 1 << 63
+        return UNLIMITED
+    return found.f_blocks * found.f_frsize or UNLIMITED
 
 
 def names_left() -> int | None:

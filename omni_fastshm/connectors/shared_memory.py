@@ -520,26 +520,27 @@ class SharedMemoryConnector(OmniConnectorBase):
         with self._lock:
             if self._stopped:
                 self._refuse("put")
-            if self._producer is None:
-                directory = self._directory or self._join_directory()
-                made = Producer(
+            producer = self._producer
+            if producer is None:
+                producer = Producer(
                     self.namespace,
-                    directory,
+                    self._directory or self._join_directory(),
                     segment_bytes=self._settings["segment_bytes"],
                     max_bytes=self._settings["max_bytes"],
                     keyed=self._key_lookup,
                     orphan_ttl_s=self._settings["orphan_ttl_s"],
                     idle_segment_s=self._settings["idle_segment_s"],
                 )
-                if self._producer is None:
-                    self._producer = made
-                else:  # a signal handler was faster: what it has sent is in that one
-                    made.close(0)
+                other = self._made_meanwhile()
+                if other is not None:  # by a signal handler: what it has sent is in that one
+                    producer.close(0)
+                    producer = other
+                self._producer = producer
             if self._closed_meanwhile():  # by a signal handler, while it was made
-                self._producer.close(0)
+                producer.close(0)
                 self._producer = None
                 self._refuse("put")
-            return self._producer
+            return producer
 
     def _producers(self) -> list[Producer]:
         return self._lost if self._producer is None else [*self._lost, self._producer]
@@ -578,6 +579,9 @@ class SharedMemoryConnector(OmniConnectorBase):
                 if self._producer is not None:
                     self._give_up(self._producer)  # it is entered in the old one, where nobody new looks
             return self._directory
+
+    def _made_meanwhile(self) -> Producer | None:
+        return self._producer
 
     def _closed_meanwhile(self) -> bool:
         return self._stopped

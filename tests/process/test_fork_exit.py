@@ -372,14 +372,10 @@ class TestSignals:
     def test_a_handler_that_puts_and_gets_at_any_moment(self, keyed: str) -> None:
         run_script("handlers.py", "puts", keyed, "200")
 
-    @pytest.mark.xfail(strict=False, reason="the two tests below are what goes wrong here, now and then")
     @pytest.mark.parametrize("keyed", ["plain", "keyed"])
     def test_a_handler_that_joins_in_at_any_moment(self, keyed: str) -> None:
         run_script("handlers.py", "joins", keyed, "100")
 
-    @pytest.mark.xfail(
-        strict=True, reason="the producer that the handler's put has made is forgotten, with its segments"
-    )
     def test_a_handler_that_puts_while_the_producer_is_made(
         self, make: Any, monkeypatch: pytest.MonkeyPatch, shm_names: Any
     ) -> None:
@@ -390,9 +386,6 @@ class TestSignals:
         connector.close()
         assert shm_names() == []
 
-    @pytest.mark.xfail(
-        strict=True, reason="what the handler's put adds is not counted by the change that it interrupts"
-    )
     def test_a_handler_that_puts_while_a_segment_is_added(
         self, make: Any, monkeypatch: pytest.MonkeyPatch, shm_names: Any
     ) -> None:

@@ -70,11 +70,6 @@ KINDS = [
 ]
 ALL = [pytest.param(kind, id=kind.name, marks=pytest.mark.root if kind.root else ()) for kind in KINDS]
 
-WRITES_THROUGH_LINKS = pytest.mark.xfail(
-    strict=True,
-    reason="a control segment that is refused loses a bit of its reader mask; a stray data segment is emptied",
-)
-
 
 @pytest.fixture
 def victim(namespace: str, tmp_path: Path) -> Iterator[Path]:
@@ -159,7 +154,6 @@ class TestWhereWeMake:
         assert carries(producer, make())
 
     @pytest.mark.parametrize("kind", ALL)
-    @pytest.mark.xfail(strict=True, reason="FileExistsError comes out of put; the next one takes another name")
     def test_a_data_segment(self, make: Any, plant: Any, victim: Path, next_endpoints: Any, kind: Kind) -> None:
         producer, consumer = make(segment_bytes=1 << 20, max_bytes=8 << 20), make()
         next_endpoints(ENDPOINT)
@@ -196,7 +190,6 @@ class TestWhereWeOpen:
     @pytest.mark.parametrize("kind", ALL)
     def test_by_metadata(
         self,
-        request: pytest.FixtureRequest,
         make: Any,
         plant: Any,
         victim: Path,
@@ -204,8 +197,6 @@ class TestWhereWeOpen:
         kind: Kind,
         suffix: str,
     ) -> None:
-        if kind is HARD_LINK and suffix == "ctl":
-            request.applymarker(WRITES_THROUGH_LINKS)
         producer, consumer = make(), make()
         next_endpoints(ENDPOINT)
         metadata = producer.put("a", "b", "r", payloads.array(100_000))[2]
@@ -222,15 +213,12 @@ class TestWhereWeOpen:
     @pytest.mark.parametrize("kind", ALL)
     def test_by_the_janitor(
         self,
-        request: pytest.FixtureRequest,
         plant: Any,
         victim: Path,
         kind: Kind,
         suffix: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        if kind is HARD_LINK and suffix != "dir":
-            request.applymarker(WRITES_THROUGH_LINKS)
         path = plant(kind, suffix)
         before = os.lstat(path)
         swept = janitor.sweep(os.environ["OMNI_FASTSHM_NAMESPACE"], force=True)
@@ -243,7 +231,6 @@ class TestWhereWeOpen:
             assert f"{path.name} left alone" in caplog.text
         assert victim.read_bytes() == VICTIM
 
-    @WRITES_THROUGH_LINKS
     def test_a_hard_link_among_the_segments_of_a_dead_producer(
         self, make: Any, plant: Any, victim: Path, children: Children
     ) -> None:
@@ -309,7 +296,6 @@ class TestUsers:
     def test_a_process_that_changes_its_user(self) -> None:
         run_script("several_users.py", "changed")
 
-    @pytest.mark.xfail(strict=True, reason="the segment belongs to the user of the moment: its readers refuse it")
     def test_a_segment_made_as_another_user(self) -> None:
         run_script("several_users.py", "grown")
 
@@ -329,12 +315,7 @@ class TestRemovedFromOutside:
     @pytest.mark.parametrize(
         "suffix",
         [
-            pytest.param(
-                ".ctl",
-                marks=pytest.mark.xfail(
-                    strict=True, reason="the janitor empties data segments whose control segment's name is gone: SIGBUS"
-                ),
-            ),
+            ".ctl",
             ".d0",
             ".dir",
         ],

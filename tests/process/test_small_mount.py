@@ -64,10 +64,6 @@ class TestSmallMount:
         assert child.run("result = [carries(c, mib * 50_000) for _ in range(50)]", mib=mib) == [True] * 50
         assert child.run("c.close(); result = there()") == []
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="only max_bytes is asked whether a payload can ever fit, and not the size of the mount",
-    )
     def test_what_the_whole_mount_could_not_hold_is_refused_at_once(self, children: Children, mib: int) -> None:
         child = child_with(children, mounted(f"size={mib}m"), max_bytes=16 * mib * MIB, put_timeout_s=3)
         text, took = child.run("result = refused(c, mib << 21)", mib=mib)
@@ -153,10 +149,6 @@ class TestFullMount:
         assert child.run("result = [c.put('a', 'b', n, n)[0] for n in range(300)]") == [True] * 300
         assert child.run("c.close(); result = there()") == []
 
-    @pytest.mark.xfail(
-        strict=False,  # the other process has to look at the right moment
-        reason="a put that waits tries to add a segment twenty times a second: each try takes what is free, then fails",
-    )
     def test_a_put_that_waits_leaves_to_others_what_is_free(self, children: Children) -> None:
         child = child_with(children, mounted("size=64m"), segment_bytes=32 * MIB, max_bytes=256 * MIB, put_timeout_s=1)
         other = child_with(children, beside(child.pid))
@@ -191,7 +183,6 @@ class TestFewNames:
         assert child.run("result = carries(c, 960_000)")
         assert child.run("c.close(); result = there()") == []
 
-    @pytest.mark.xfail(strict=True, reason="the refusal speaks of bytes, of which there are enough")
     @pytest.mark.parametrize("inodes", [1, 3])
     def test_the_log_says_that_it_is_not_for_want_of_bytes(self, children: Children, inodes: int) -> None:
         child = child_with(children, mounted(f"size=64m,nr_inodes={inodes}"), put_timeout_s=0.2)
@@ -375,7 +366,6 @@ class TestMount:
         assert child.run("result = carries(c, 1 << 20)"), "a mount that comes later is used"
         assert child.run("c.close(); result = there()") == []
 
-    @pytest.mark.xfail(strict=True, reason="a missing mount reads as a name that others make and remove all the time")
     def test_absent_is_what_the_log_says(self, children: Children) -> None:
         child = self.absent(children, "pass")
         text, _ = child.run("result = refused(c, 1 << 20)")
