@@ -15,6 +15,8 @@ __all__ = ["main"]
 
 # Sub-command -> module and help line; a module has add_arguments(parser) and main(arguments) -> exit status.
 _COMMANDS = {
+    "ls": ("omni_fastshm.cli.ls", "list the segments on the shm mount, with owners, payloads and readers"),
+    "reap": ("omni_fastshm.cli.reap", "take away what dead processes left on the shm mount"),
     "mooncake": ("omni_fastshm.cli.mooncake", "start a Mooncake master, for pipelines on several nodes"),
     "run": ("omni_fastshm.cli.run", "run a pipeline on real input and show what crossed its edges"),
     "validate": ("omni_fastshm.cli.validate", "check a pipeline's file and show its edges"),

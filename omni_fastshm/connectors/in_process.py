@@ -387,6 +387,7 @@ class InProcessConnector(OmniConnectorBase):
             "gets": counters.gets,
             "bytes_transferred": counters.bytes_transferred,
             "inline_writes": 0,
+            "inline_fallbacks": 0,
             "shm_writes": 0,
             "refused": counters.refused,
             "errors": counters.errors,

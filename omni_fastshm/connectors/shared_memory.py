@@ -52,6 +52,12 @@ SETTINGS: dict[str, Setting] = {
         help="limit for all data segments; default half of what the mount has free, at most 4 GiB",
     ),
     "put_timeout_s": Setting("seconds", 5.0, help="how long a put waits for room before it answers (False, 0, None)"),
+    "fallback": Setting(
+        "choice",
+        "refuse",
+        choices=("refuse", "inline"),
+        help="what becomes of a payload that finds no room: refused, or sent inside its metadata",
+    ),
     "busy_wait_us": Setting("microseconds", 20.0, maximum=1e6, help="how long a waiting get spins before it sleeps"),
     "namespace": Setting(
         "str", None, help="which connectors see each other; default $OMNI_FASTSHM_NAMESPACE, else 'default'"
@@ -74,6 +80,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 _NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well; it ends at some time
+_SAY_AGAIN_S = 60.0  # so often at most a connector logs that payloads travel inline for one and the same reason
 _SLICE_NS = 50_000_000  # a waiting get looks this often for signals and for close
 _open: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
 
@@ -96,6 +103,12 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._settings = settings
         self._key_lookup: bool = settings["key_lookup"]
         self.namespace = resolve_namespace(settings["namespace"], key_lookup=self._key_lookup)
+        self._fallback = settings["fallback"] == "inline"
+        if self._fallback and self._key_lookup:
+            raise ConfigError(
+                "fallback: 'inline' cannot be combined with key_lookup: a payload inside the metadata cannot be found "
+                "by edge and request id; use fallback: refuse, or carry the metadata without key_lookup"
+            )
         self.threshold: int = settings["shm_threshold_bytes"]
         self._wire: str = settings["wire"]
         self._pickle: bool = settings["allow_pickle"]
@@ -110,6 +123,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._final: dict[str, Any] | None = None
         self._dropped = 0
         self._blocked_s = 0.0  # of producers that were given up
+        self._fallbacks = 0
+        self._say_again: dict[str, float] = {}  # by reason for falling back: when it may be logged again
         self._puts = self._gets = self._bytes = self._inline = self._shm = self._refused = self._errors = (
             self._misses
         ) = 0
@@ -179,11 +194,21 @@ class SharedMemoryConnector(OmniConnectorBase):
         else:
             metadata = self._put_shared(edge, request, plan, takers, claims)
             if metadata is None:
-                return False, 0, None
+                return self._put_inline(data, plan) if self._fallback else (False, 0, None)
             self._shm += 1
         self._puts += 1
         self._bytes += size
         return True, size, metadata
+
+    def _put_inline(self, data: Any, plan: codec.Plan) -> tuple[bool, int, Metadata]:
+        """Send what found no room inside its metadata."""
+        if plan.external:  # loans stay where they are in this plan: another one copies them
+            plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
+        metadata = {"inline_bytes": plan.to_bytes(), "size": plan.size}
+        self._inline += 1
+        self._puts += 1
+        self._bytes += plan.size
+        return True, plan.size, metadata
 
     def _put_shared(
         self, edge: tuple[str, str], request: str, plan: codec.Plan, takers: int, claims: _Claims | None
@@ -197,14 +222,12 @@ class SharedMemoryConnector(OmniConnectorBase):
                     raise
                 producer, room = self._room_elsewhere(producer, plan)
         except SegmentError as error:
-            self._refused += 1
-            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, str(error))
+            self._count_refusal(edge, request, f"errno {error.errno}", str(error))
             return None
         if room is None:
             if self._stopped:
                 self._refuse("put")
-            self._refused += 1
-            self._log_refusal(producer, edge, request, plan)
+            self._count_refusal(edge, request, *self._why_no_room(producer, plan))
             return None
         plan.pack_into(room.address)
         edge_id = edge_hash(*edge)
@@ -261,27 +284,46 @@ class SharedMemoryConnector(OmniConnectorBase):
             f"its names are removed from {segments.MOUNT} by somebody else", errno=errno.ENOENT, op="put"
         )
 
-    def _log_refusal(self, producer: Producer, edge: tuple[str, str], request: str, plan: codec.Plan) -> None:
+    def _count_refusal(self, edge: tuple[str, str], request: str, reason: str, message: str) -> None:
+        """Count and log a payload that found no room; with a fallback not each one, but each kind of reason."""
+        if not self._fallback:
+            self._refused += 1
+            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, message)
+            return
+        self._fallbacks += 1
+        now = time.monotonic()
+        if now >= self._say_again.get(reason, now):
+            self._say_again[reason] = now + _SAY_AGAIN_S
+            logger.warning(
+                "put sends inline: request %r on %s->%s: %s. %d payloads so far; said at most once in %g s",
+                request,
+                *edge,
+                message,
+                self._fallbacks,
+                _SAY_AGAIN_S,
+            )
+
+    def _why_no_room(self, producer: Producer, plan: codec.Plan) -> tuple[str, str]:
+        """The reason in a word, and what to log."""
         ring = producer.outbox.ring
-        why = (
-            f"{segments.MOUNT} has no inodes left: remove files there, or mount it with more (nr_inodes)"
-            if segments.names_left() == 0
-            else f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
-            "raise max_bytes or put_timeout_s, or send less at a time"
-            if producer.can_fit(plan.frame_size)
-            else "it is larger than max_bytes, or than the whole mount: raise that"
-        )
-        logger.warning(
-            "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %d, used %d, %d free on %s); %s",
-            request,
-            *edge,
-            plan.frame_size,
-            max(producer.max_bytes - ring.used, 0),
-            producer.max_bytes,
-            ring.used,
-            segments.mount_free(),
-            segments.MOUNT,
-            why,
+        if segments.names_left() == 0:
+            reason = "inodes"
+            advice = f"{segments.MOUNT} has no inodes left: remove files there, or mount it with more (nr_inodes)"
+        elif not producer.can_fit(plan.frame_size):
+            reason, advice = "too large", "it is larger than max_bytes, or than the whole mount: raise that"
+        elif producer.max_bytes - producer.capacity >= plan.frame_size:
+            reason = "mount"
+            advice = f"{segments.MOUNT} is full: enlarge it, or see omni-fastshm ls for what fills it"
+        else:
+            reason = "full"
+            advice = (
+                f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
+                "raise max_bytes or put_timeout_s, or send less at a time"
+            )
+        free = max(producer.max_bytes - ring.used, 0)
+        return reason, (
+            f"wants {plan.frame_size} bytes, {free} free (max_bytes {producer.max_bytes}, used {ring.used}, "
+            f"{segments.mount_free()} free on {segments.MOUNT}); {advice}"
         )
 
     def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
@@ -471,6 +513,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "gets": self._gets,
             "bytes_transferred": self._bytes,
             "inline_writes": self._inline,
+            "inline_fallbacks": self._fallbacks,
             "shm_writes": self._shm,
             "refused": self._refused,
             "errors": self._errors,
