@@ -16,7 +16,9 @@ CONTROL_SIZE: int
 KEY_LIMIT: int
 
 def control_fixed_size(key_slots: int) -> int: ...
-def find_newest(inboxes: tuple[Inbox, ...], edge: int, high: int, low: int) -> tuple[Inbox, int, int, int] | None: ...
+def find_newest(
+    inboxes: tuple[Inbox, ...], edge: int, high: int, low: int
+) -> tuple[Inbox, int, int, int, bool] | None: ...
 
 @final
 class Segment:

@@ -94,8 +94,8 @@ class Consumer:
 
     def find(
         self, directory: Directory, namespace: str, edge: int, request: tuple[int, int]
-    ) -> tuple[Inbox, int, int, int] | None:
-        """The newest untaken payload under a key: ``(inbox, block, sequence, stamp)``."""
+    ) -> tuple[Inbox, int, int, int, bool] | None:
+        """The newest untaken payload under a key: ``(inbox, block, sequence, stamp, are there older ones)``."""
         return find_newest(self.producers(directory, namespace), edge, *request)
 
     def forget_closed(self) -> None:

@@ -73,12 +73,12 @@ def _join(name: str, fd: int) -> Directory | None:
     except BaseException:
         os.close(fd)
         raise
-    segment = Segment(name, fd, True, True)
+    segment = Segment(name, fd, False, True)  # not its pages yet: a hole of any length may stand there
     if Directory.valid(segment):
         return Directory(segment)
     # Being made, or left half-made. With the maker's lock nobody changes it any more: look again, at its present size.
     Segment.lock_wait(segment.fd, name, LOCK_MAKER)
-    segment = Segment(name, os.dup(segment.fd), True, True)  # the same open file, and so the same locks
+    segment = Segment(name, os.dup(segment.fd), False, True)  # the same open file, and so the same locks
     if Directory.valid(segment):
         Segment.unlock(segment.fd, name, LOCK_MAKER)
         return Directory(segment)

@@ -27,7 +27,7 @@ MOUNT = "/dev/shm"  # where Linux C libraries keep POSIX shared memory
 no_fork = threading.RLock()
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
-_CONTROL = re.compile(r"omnifs\.(\d+)\.([A-Za-z0-9_-]{1,40})\.([0-9a-f]{16})\.ctl")
+_CONTROL = re.compile(r"omnifs\.([0-9]{1,10})\.([A-Za-z0-9_-]{1,40})\.([0-9a-f]{16})\.ctl")
 
 
 def user_id() -> int:
@@ -270,14 +270,20 @@ def open_data(control: str, number: int) -> Segment:
         fd = open_descriptor(name)
         if fd is None:
             raise SegmentError(f"{name} is gone", errno=errno.ENOENT, op="open", segment=name)
+        size, allocated, *_ = Segment.inspect(fd, name)
+        if allocated < size:  # ours have memory from the start; mapping would give it to a hole of whatever length
+            os.close(fd)
+            raise MetadataError(
+                f"{name} is {size} bytes long but has memory for {allocated}: refused", op="open", segment=name
+            )
         return Segment(name, fd, True, False)
 
 
 def unlink(name: str) -> None:
-    """Remove a name; what is mapped lives on. A missing name is silence."""
+    """Remove a name; what is mapped lives on. A missing name is silence, and so is one that is no text."""
     try:
         posix_ipc.unlink_shared_memory("/" + name)
-    except (posix_ipc.ExistentialError, OSError, posix_ipc.Error):
+    except (posix_ipc.ExistentialError, OSError, ValueError, posix_ipc.Error):
         pass
 
 

@@ -806,6 +806,9 @@ cdef class Inbox:
         else:
             slot = OFS_SHARED_SLOT
             Segment.lock_wait(self.control.fd, self.control.name, OFS_LOCK_READER0 + slot)
+            if self.slot != NO_SLOT:  # a signal handler's get found a free one while this one waited
+                _check(ofs_lock_drop(self.control.fd, OFS_LOCK_READER0 + slot), "unlock", self.control.name)
+                return self.slot
         # Marked before the first bit and cleared of what a dead predecessor left: nobody else clears it from now on.
         ofs_reader_mark(self.shared, slot, getpid())
         ofs_reader_clear(self.shared, slot)
@@ -928,16 +931,24 @@ cdef class Inbox:
 
 
 def find_newest(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low):
-    """The newest untaken payload under a key among several producers: ``(inbox, block, sequence, stamp)`` or None."""
+    """The newest untaken payload under a key among several producers.
+
+    Returns:
+        ``(inbox, block, sequence, stamp, older)`` or None; `older` tells whether there are others, which it replaces.
+    """
     cdef ofs_key key = ofs_key(edge, high, low)
     cdef ofs_found found, best
     cdef Inbox inbox, holder = None
+    cdef bint older = False
     best.stamp = 0
     for inbox in inboxes:
-        if ofs_keys_find(inbox.shared, &key, &found) == OFS_OK and (holder is None or found.stamp > best.stamp):
+        if ofs_keys_find(inbox.shared, &key, &found) != OFS_OK:
+            continue
+        older = older or found.older or holder is not None
+        if holder is None or found.stamp > best.stamp:
             best = found
             holder = inbox
-    return None if holder is None else (holder, best.index, best.sequence, best.stamp)
+    return None if holder is None else (holder, best.index, best.sequence, best.stamp, older)
 
 
 @cython.final

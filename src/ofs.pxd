@@ -119,6 +119,7 @@ cdef extern from "ofs_keys.h" nogil:
         uint64_t sequence
         uint64_t stamp
         uint32_t index
+        uint32_t older
     void ofs_keys_insert(ofs_control *control, const ofs_key *key, uint32_t index)
     void ofs_keys_remove(ofs_control *control, const ofs_key *key, uint32_t index)
     int ofs_keys_find(ofs_control *control, const ofs_key *key, ofs_found *found)

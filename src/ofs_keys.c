@@ -90,8 +90,10 @@ int ofs_keys_find(struct ofs_control *control, const struct ofs_key *key, struct
             break;
         if (seen == DELETED || (seen ^ hash) >> 32 != 0 || !carries(control, (uint32_t)seen - INDEX_BIAS, key, &one))
             continue;
+        one.older = rc == OFS_OK ? found->older + 1 : 0;
         if (rc == OFS_ABSENT || one.stamp > found->stamp)
             *found = one;
+        found->older = one.older;
         rc = OFS_OK;
     }
     return rc;

@@ -14,6 +14,7 @@ struct ofs_found {
     uint64_t sequence;
     uint64_t stamp;
     uint32_t index;
+    uint32_t older; /* others under the key that are not cancelled yet: a put is about to, or died before it did */
 };
 
 /* Producer: the table has twice as many places as there can be blocks, so there always is one. */

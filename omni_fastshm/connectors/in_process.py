@@ -50,6 +50,7 @@ SETTINGS: Mapping[str, Setting] = {
 _log = logging.getLogger(__name__)
 
 Answer = tuple[bool, int, Metadata | None]
+_TEXTS = ("process", "host", "namespace", "from_stage", "to_stage", "request_id")
 
 
 @dataclass
@@ -269,7 +270,8 @@ class InProcessConnector(OmniConnectorBase):
             return None
         try:
             if metadata is not None and metadata["size"] != entry.size:
-                raise _metadata_error(key, f"the metadata says {metadata['size']} bytes, the payload has {entry.size}")
+                said = describe(metadata["size"])
+                raise _metadata_error(key, f"the metadata says {said} bytes, the payload has {entry.size}")
             result = self._shaped(entry, copy, device)
         except BaseException:
             with self._space.changed:
@@ -333,8 +335,9 @@ class InProcessConnector(OmniConnectorBase):
         inner = metadata.get("in_process") if isinstance(metadata, Mapping) else None
         if not isinstance(inner, Mapping):
             raise _metadata_error(key, f"the metadata is not of an in-process payload: {describe(metadata)}")
-        process, host, number = inner.get("process"), inner.get("host"), inner.get("number")
-        if not isinstance(process, str) or not isinstance(host, str) or type(number) is not int:
+        process, host, namespace, *names = map(inner.get, _TEXTS)
+        number, size = inner.get("number"), inner.get("size")
+        if not all(isinstance(text, str) for text in (process, host, namespace, *names)) or type(number) is not int:
             raise _metadata_error(key, f"the metadata is damaged: {describe(inner)}")
         here = this_process()
         if process != here.id:
@@ -343,16 +346,15 @@ class InProcessConnector(OmniConnectorBase):
                 f"the payload lies in process {process} on host {host}, but this is process {here.id} on "
                 f"host {here.host}; between processes use SharedMemoryConnector",
             )
-        if inner.get("namespace") != self._namespace:
+        if namespace != self._namespace:
             raise _metadata_error(
-                key,
-                f"the payload is in the namespace {inner.get('namespace')!r}, this connector in {self._namespace!r}",
+                key, f"the payload is in the namespace {namespace!r}, this connector in {self._namespace!r}"
             )
-        names = (inner.get("from_stage"), inner.get("to_stage"), inner.get("request_id"))
-        if names != key:
+        if tuple(names) != key:
             raise _metadata_error(key, f"the metadata is of request {names[2]!r} on edge {names[0]} -> {names[1]}")
-        if type(metadata.get("size")) is not int or metadata["size"] != inner.get("size"):
-            raise _metadata_error(key, f"two sizes in the metadata: {metadata.get('size')}, {inner.get('size')}")
+        outer = metadata.get("size")
+        if type(outer) is not int or type(size) is not int or outer != size:
+            raise _metadata_error(key, f"two sizes in the metadata: {describe(outer)}, {describe(size)}")
         return number
 
     # -- the rest

@@ -81,6 +81,7 @@ SETTINGS: dict[str, Setting] = {
 
 _NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well; it ends at some time
 _SAY_AGAIN_S = 60.0  # so often at most a connector logs that payloads travel inline for one and the same reason
+_LOOKS = 100  # a get looks again while the bell rings, but not for ever: other payloads of its stage ring it as well
 _SLICE_NS = 50_000_000  # a waiting get looks this often for signals and for close
 _open: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
 
@@ -244,13 +245,14 @@ class SharedMemoryConnector(OmniConnectorBase):
             () if claims is None else claims.hand_over(),
         )
         if self._key_lookup:
-            # The new one is there before the old ones go: a reader in between finds either, never nothing.
+            # The new one is there, and the bell has rung, before any goes: a get whose walk through the table missed
+            # the new one, and found the old one gone, sees that it rang and looks again.
+            producer.directory.ring(stage_hash(edge[1]))
             for inbox in self._consumer.producers(producer.directory, self.namespace):
                 inbox.cancel_older(edge_id, high, low, stamp)
             newest = self._consumer.find(producer.directory, self.namespace, edge_id, (high, low))
             if newest is not None and newest[3] > stamp:
                 producer.outbox.cancel(block, sequence)  # a later put of this key was published before this one
-            producer.directory.ring(stage_hash(edge[1]))
         if self._stopped and producer.outbox.cancel(block, sequence):
             producer.outbox.discard_extents()
             self._refuse("put")  # closed meanwhile: nobody could reach it
@@ -385,7 +387,10 @@ class SharedMemoryConnector(OmniConnectorBase):
         if "inline_bytes" in metadata:
             frame = metadata["inline_bytes"]
             if isinstance(frame, memoryview):
-                frame = frame.tobytes()
+                try:
+                    frame = frame.tobytes()
+                except ValueError as error:  # released
+                    raise MetadataError(f"metadata['inline_bytes'] cannot be read: {error}", op="get") from None
             if not isinstance(frame, (bytes, bytearray)):
                 raise MetadataError(f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get")
             size = integer(metadata, "size")
@@ -415,14 +420,21 @@ class SharedMemoryConnector(OmniConnectorBase):
             )
         stage = stage_hash(edge[1])
         edge_id, hashed = edge_hash(*edge), request_hash(request)
-        deadline = None
+        deadline, looks = None, 0
         while True:
             seen = directory.listen(stage)  # before the look: what arrives after it rings the bell
+            looks += 1
             place = self._consumer.find(directory, self.namespace, edge_id, hashed)
             if place is not None:
-                found = self._take(*place[:3], _Wanted(edge, request, None, copy, device))
+                inbox, block, sequence, stamp, older = place
+                if older:  # the put that replaces them is not done, or died: nobody gets them after this one
+                    for each in self._consumer.producers(directory, self.namespace):
+                        each.cancel_older(edge_id, *hashed, stamp)
+                found = self._take(inbox, block, sequence, _Wanted(edge, request, None, copy, device))
                 if found is not None:
                     return found  # otherwise somebody was faster, or it was replaced: then the bell rang again
+            if looks < _LOOKS and (directory.listen(stage) ^ seen) & ~1:
+                continue  # something was put meanwhile: perhaps it replaced what was there
             if timeout == 0:
                 return None
             now = time.monotonic_ns()

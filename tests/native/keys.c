@@ -62,11 +62,14 @@ static void find(uint32_t key)
 {
     struct ofs_found found;
     const uint32_t nobody = BLOCKS;
-    uint32_t newest = nobody;
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        if (oracle[i].used && oracle[i].pending && oracle[i].key == key &&
-            (newest == nobody || oracle[i].stamp > oracle[newest].stamp))
+    uint32_t newest = nobody, count = 0;
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        if (!oracle[i].used || !oracle[i].pending || oracle[i].key != key)
+            continue;
+        count++;
+        if (newest == nobody || oracle[i].stamp > oracle[newest].stamp)
             newest = i;
+    }
     int rc = ofs_keys_find(control, &keys[key], &found);
     CHECK_EQUAL(rc, newest == nobody ? OFS_ABSENT : OFS_OK);
     if (rc != OFS_OK)
@@ -74,6 +77,7 @@ static void find(uint32_t key)
     CHECK_EQUAL(found.stamp, oracle[newest].stamp);
     CHECK(found.index < BLOCKS && oracle[found.index].key == key);
     CHECK_EQUAL(found.sequence, oracle[found.index].sequence);
+    CHECK_EQUAL(found.older, count - 1);
 }
 
 static void drop_older(uint32_t key, uint64_t stamp)

@@ -347,19 +347,19 @@ class TestKeys:
         assert _core.find_newest(inboxes, *KEY) is None
         one.put(b"1", stamp=5)
         newer = two.put(b"2", stamp=6)
-        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6)
+        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6, True), "one more, of another producer"
         newest = one.put(b"3", stamp=7)
-        assert _core.find_newest(inboxes, *KEY) == (one.inbox, *newest, 7)
+        assert _core.find_newest(inboxes, *KEY) == (one.inbox, *newest, 7, True)
         assert one.inbox.cancel_older(*KEY, 7) == 1
         assert one.get(newest).take()
-        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6)
+        assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6, False)
         assert _core.find_newest(inboxes, 0, 0, 0) is None
 
     def test_entries_go_with_their_blocks(self, make_place: Callable[..., Place]) -> None:
         place = make_place(key_slots=64)
         for n in range(1000):
             at = place.put(b"x", key=(1, n, n), stamp=n + 1)
-            assert _core.find_newest((place.inbox,), 1, n, n) == (place.inbox, *at, n + 1)
+            assert _core.find_newest((place.inbox,), 1, n, n) == (place.inbox, *at, n + 1, False)
             assert place.get(at).take()
             assert _core.find_newest((place.inbox,), 1, n, n) is None
 

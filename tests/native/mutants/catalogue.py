@@ -278,6 +278,8 @@ KEY_CHECKS: list[Mutant] = [
     Mutant("ofs_keys.c", "(seen ^ hash) >> 32 != 0 || ", "", plain("keys")),
     Mutant("ofs_keys.c", "one.stamp > found->stamp", "one.stamp < found->stamp", plain("keys")),
     Mutant("ofs_keys.c", "rc == OFS_ABSENT || one.stamp > found->stamp", "rc == OFS_ABSENT", plain("keys")),
+    Mutant("ofs_keys.c", "found->older + 1 : 0", "1 : 0", plain("keys")),
+    Mutant("ofs_keys.c", "        found->older = one.older;\n", "", plain("keys")),
     Mutant("ofs_keys.c", "one.stamp < stamp)", "one.stamp <= stamp)", plain("keys")),
     Mutant(
         "ofs_keys.c",
