@@ -232,6 +232,8 @@ class Checker:
             resolve_namespace(values["namespace"], key_lookup=bool(values.get("key_lookup")))
         except ConfigError as error:
             self._problem(where.key("namespace", extra), str(error).removeprefix("namespace: "))
+        if values.get("fallback") == "inline" and values.get("key_lookup"):
+            self._problem(where.key("fallback", extra), "'inline' cannot be combined with key_lookup")
 
     def _reference(self, value: Any, where: _Where, stage: str) -> ConnectorSpec | None:
         """What an edge says of its connector: a name of the table, a definition, or nothing."""

@@ -45,6 +45,9 @@ def open_inbox(name: str) -> Inbox | None:
             fd = segments.open_descriptor(name)
             if fd is None:
                 return None
+            if os.pread(fd, 8, 0) == bytes(8):  # a hole: to look at it through a mapping would take memory
+                os.close(fd)
+                raise MetadataError(f"{name} is not a control segment, or not yet", op="open", segment=name)
             inbox = Inbox(Segment(name, fd, False, True), functools.partial(segments.open_data, name))
             _inboxes[name] = inbox
         return inbox

@@ -74,15 +74,15 @@ def _join(name: str, fd: int) -> Directory | None:
         os.close(fd)
         raise
     segment = Segment(name, fd, False, True)  # not its pages yet: a hole of any length may stand there
-    if Directory.valid(segment):
+    if _has_memory(segment) and Directory.valid(segment):
         return Directory(segment)
     # Being made, or left half-made. With the maker's lock nobody changes it any more: look again, at its present size.
     Segment.lock_wait(segment.fd, name, LOCK_MAKER)
     segment = Segment(name, os.dup(segment.fd), False, True)  # the same open file, and so the same locks
-    if Directory.valid(segment):
+    if _has_memory(segment) and Directory.valid(segment):
         Segment.unlock(segment.fd, name, LOCK_MAKER)
         return Directory(segment)
-    if Directory.made(segment):
+    if os.pread(segment.fd, 8, 0) != bytes(8) and Directory.made(segment):
         raise MetadataError(
             f"{name} was made by another version of omni-fastshm: end its processes or use another namespace",
             op="open",
@@ -93,12 +93,19 @@ def _join(name: str, fd: int) -> Directory | None:
     return None
 
 
+def _has_memory(segment: Segment) -> bool:
+    """Has all of it memory? To look at a hole takes some, and is a SIGBUS where there is none left."""
+    size, allocated, *_ = Segment.inspect(segment.fd, segment.name)
+    return 0 < size <= allocated
+
+
 def leave_directory(directory: Directory) -> None:
-    """End this endpoint's use; the last one removes the name."""
+    """End this endpoint's use; the last one removes the name, unless there are producers, or dead ones' payloads."""
     segment = directory.segment
     if segment.fd < 0:
         return
     Segment.unlock(segment.fd, segment.name, LOCK_USERS)
     # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
-    remove_if_unused(segment.fd, segment.name)
+    if not any(name.endswith(".ctl") for name in segments.list_names(segment.name[: -len("dir")])):
+        remove_if_unused(segment.fd, segment.name)
     segment.close_descriptor()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from omni_fastshm import segments
 from omni_fastshm._core import LOCK_MAKER, LOCK_OWNER, LOCK_USERS, Inbox, Segment
 from omni_fastshm.directory import open_directory, remove_if_unused
-from omni_fastshm.errors import FastShmError
+from omni_fastshm.errors import FastShmError, SegmentError
 from omni_fastshm.reading import ENDPOINT_LIMIT, Control, read_control, read_directory
 
 logger = logging.getLogger("omni_fastshm")
@@ -164,13 +164,15 @@ class _Sweep:
                     self.swept.kept.append(kept)
                     return
                 self.swept.dropped += found.blocks.untaken if inbox is None else _cancel_all(inbox)
+                if inbox is not None:
+                    inbox.mark_closed()  # readers let go of its descriptor and mappings
                 found = read_control(fd, control)  # only now it is certain that nobody begins to look
             # Listed only now: it may have made another just before it died.
             for each in _data_by_control(segments.list_names(segments.data_name(control, 0)[:-1])).get(control, []):
                 with self._left_alone_on_error(each):
                     self._remove(each, _is_used(each, found))
+            self._take_out([control])  # before its name goes: nobody would come back for the id
             self._remove_open(fd, control, _is_used(control, found), cut=False)
-        self._take_out([control])
 
     def _strays(self, control: str, strays: list[str]) -> None:
         """Data segments whose control segment somebody took away: nothing tells whether their producer lives."""
@@ -181,8 +183,12 @@ class _Sweep:
 
     def _remove(self, name: str, used: bool | None) -> None:
         with _opened(name) as fd:
-            if fd is not None:
+            if fd is None:
+                return
+            if self._nobody_has(fd, name, LOCK_OWNER):
                 self._remove_open(fd, name, used, cut=True)
+            else:  # its producer lives: somebody else took the control segment's name, or put another thing there
+                raise SegmentError("its producer is alive", op="sweep", segment=name)
 
     def _remove_open(self, fd: int, name: str, used: bool | None, *, cut: bool) -> None:
         """Remove a name; `cut` gives its memory back, too, where it is certain that nobody looks at it any more.
@@ -215,6 +221,9 @@ class _Sweep:
                 missing = [each for each in controls if each not in known]
         if missing:
             self._take_out(missing)
+            with self._left_alone_on_error(name), _opened(name) as fd:  # its last user may have left meanwhile
+                if fd is not None and not any(each.endswith(".ctl") for each in segments.list_names(name[:-3])):
+                    self._remove_if_unused(fd, name)
 
     def _remove_if_unused(self, fd: int, name: str) -> bool:
         allocated = Segment.inspect(fd, name)[1]

@@ -15,6 +15,7 @@ from omni_fastshm import janitor, segments
 from omni_fastshm._core import (
     CONTROL_SIZE,
     KEY_LIMIT,
+    LOCK_OWNER,
     Directory,
     Extent,
     Outbox,
@@ -34,6 +35,11 @@ _MANY = 16  # segments hold whole payloads when fewer than this would fit, so th
 def _rounded(size: int) -> int:
     """What an allocation of `size` bytes takes: whole cache lines, at least one."""
     return max(-(-size // 64) * 64, 64)
+
+
+def _usual_limit(namespace: str) -> int:
+    """Half of what is free, or would be without what dead producers left: that gives way when there is no room."""
+    return int(min((segments.mount_free() + janitor.preview(namespace, force=True).freed) // 2, 4 << 30))
 
 
 class _Ticket:
@@ -80,7 +86,7 @@ class Producer:
         self._segments = 0
         self._extra = False  # is there more than one segment of usual size?
         self._trim_at = 0.0
-        self.max_bytes = max_bytes if max_bytes is not None else min(segments.mount_free() // 2, 4 << 30)
+        self.max_bytes = max_bytes if max_bytes is not None else _usual_limit(namespace)
         self._segment_bytes = segment_bytes
         self._idle_ns = int(idle_segment_s * 1e9)
         self._next_number = 0
@@ -221,7 +227,7 @@ class Producer:
             except SegmentError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise
-                janitor.sweep(self._namespace, force=True)
+                janitor.sweep(self._namespace, force=True, wanted=attempt)
                 self._trim(0)
         return False
 
@@ -243,7 +249,8 @@ class Producer:
             number = self._next_number
             self._next_number += 1  # first: whatever is raised in between, the name is not tried again
             with contextlib.suppress(FileExistsError):  # somebody put something there: leave it, take the next
-                segment = segments.make(segments.data_name(self.name, number), size)
+                # Locked, so that no janitor takes it for a dead producer's, whatever stands under the control's name.
+                segment = segments.make(segments.data_name(self.name, number), size, lock=LOCK_OWNER)
                 break
         else:
             raise SegmentError(f"cannot make a data segment for {self.name}: every name was taken", op="make")
@@ -328,7 +335,7 @@ class Producer:
         self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
         for name in segments.list_names(segments.data_name(self.name, 0)[:-1]):
             segments.unlink(name)  # by what is there: an exception from a signal handler may have cut a change short
+        self.directory.leave(self.endpoint)  # before the name goes: a janitor takes out only what has one
         segments.unlink(self.name)
-        self.directory.leave(self.endpoint)
         self.outbox.discard_extents()
         return dropped

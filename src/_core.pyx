@@ -134,10 +134,10 @@ cdef class Segment:
     def reserve(int fd, str name, uint64_t size, uint64_t backed):
         """Give a new object its length, and memory for its first `backed` bytes: no room is an error now."""
         cdef int rc
-        with nogil:
-            rc = ofs_segment_resize(fd, size)
+        with nogil:  # in this order no part has a length without memory that a reader of a half-made one could die on
+            rc = ofs_segment_reserve(fd, 0, backed)
             if rc == 0:
-                rc = ofs_segment_reserve(fd, 0, backed)
+                rc = ofs_segment_resize(fd, size)
         _check(rc, "reserve", name)
 
     @staticmethod
@@ -897,6 +897,10 @@ cdef class Inbox:
     def closed(self):
         """Did the producer close in good order?"""
         return ofs_control_closed(self.shared)
+
+    def mark_closed(self):
+        """As the owner's heir: tell consumers that nothing more will come, so that they let go of it."""
+        ofs_control_close(self.shared)
 
     @property
     def owned(self):

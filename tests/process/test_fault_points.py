@@ -40,6 +40,7 @@ class Stage:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), str(ROOT / "tests")])}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "support.fault_scenes"],
+            cwd=package,  # `-m` looks there first: not in this checkout
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

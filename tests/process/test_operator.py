@@ -309,7 +309,6 @@ class TestCrashLoop:
         assert kept[-1] <= 4
         assert base.run("janitor.sweep(force=True); result = os.listdir('/dev/shm')") == []
 
-    @pytest.mark.xfail(strict=True, reason="the producer does not yet tell the janitor how much it wants")
     @pytest.mark.root
     def test_a_put_drops_no_more_than_it_needs(self, children: Children) -> None:
         """Three orphans fill the mount; a new producer needs the room of one, and takes that of the oldest."""

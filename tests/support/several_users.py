@@ -99,7 +99,7 @@ def foreign() -> None:
             assert keyed.get("a", "b", "left") is None
             own.cleanup("left")
             own.cleanup("r")
-        assert not janitor.sweep(force=True).dropped
+        assert not janitor.sweep(NAMESPACE, force=True).dropped
         assert names(FIRST) == left
 
     for user in (SECOND, 0):
