@@ -252,6 +252,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 inbox.cancel_older(edge_id, high, low, stamp)
             newest = self._consumer.find(producer.directory, self.namespace, edge_id, (high, low))
             if newest is not None and newest[3] > stamp:
+                producer.directory.ring(stage_hash(edge[1]))  # the other may not have rung yet
                 producer.outbox.cancel(block, sequence)  # a later put of this key was published before this one
         if self._stopped and producer.outbox.cancel(block, sequence):
             producer.outbox.discard_extents()
@@ -428,6 +429,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             if place is not None:
                 inbox, block, sequence, stamp, older = place
                 if older:  # the put that replaces them is not done, or died: nobody gets them after this one
+                    directory.ring(stage)
                     for each in self._consumer.producers(directory, self.namespace):
                         each.cancel_older(edge_id, *hashed, stamp)
                 found = self._take(inbox, block, sequence, _Wanted(edge, request, None, copy, device))

@@ -34,9 +34,6 @@
 #ifndef STRICT
 #define STRICT 0          /* 1: a get finds something if all the time there was something */
 #endif
-#ifndef LOOKS_AGAIN
-#define LOOKS_AGAIN 0     /* 1: it looks again if the bell rang meanwhile, and a put rings before it cancels */
-#endif
 #ifndef IN_ORDER
 #define IN_ORDER 0        /* 1: no payload is handed over after a newer one of its key */
 #endif
@@ -69,7 +66,7 @@ byte deaths, putting;
 mtype = { Producer, Getter, Cleaner };
 mtype = { RESERVE, REMOVE, EMPTY, DRAW, PUT_SEQUENCE, PUT_KEY, PUT_STAMP, PUT_WORD, INSERT, REPLACE, REPLACED, NEWEST,
           RING, SCAN, SEQUENCE, IS_PENDING, KEY, STAMP, SEQUENCE_AGAIN, NEXT, CANCEL_LOOK, CANCEL_SEQUENCE, CANCEL_SWAP,
-          LISTEN, TAKE, ABSENT, ASLEEP, IDLE, OUT };
+          LISTEN, FOUND, OLDER, TAKE, ABSENT, ASLEEP, IDLE, OUT };
 
 #define STEP(label) d_step { at == label -> SHOW
 #define SHOW printf("%e %d: %e key %d  (block %d: publication %d, pending %d, key %d; table %d %d %d; bell %d)\n", \
@@ -111,15 +108,6 @@ mtype = { RESERVE, REMOVE, EMPTY, DRAW, PUT_SEQUENCE, PUT_KEY, PUT_STAMP, PUT_WO
 #define WHO Producer
 #define MAY_CANCEL(s) ((key_of[s] == key && s < mine) || s == mine)
 #define PUT(k) :: d_step { at == RESERVE && k <= KEYS && room < BLOCKS && !live[room] -> puts--; key = k; at = DRAW }
-#if LOOKS_AGAIN
-#define AFTER_INSERT RING
-#define AFTER_NEWEST OUT
-#define AFTER_RING REPLACE
-#else
-#define AFTER_INSERT REPLACE
-#define AFTER_NEWEST RING
-#define AFTER_RING OUT
-#endif
 proctype producer(byte me)
 {
     mtype at = RESERVE, after;
@@ -150,9 +138,9 @@ proctype producer(byte me)
     :: STEP(INSERT) j = 0; do :: PLACE(me, j) > DELETED -> j++ :: else -> break od;
         PLACE(me, j) = ENTRY(key, room); j = 0;
         there[mine] = words[block] & 1; newest[key] = (there[mine] && newest[key] < mine -> mine : newest[key]);
-        block = 0; at = AFTER_INSERT }
+        block = 0; at = RING }
 
-    /* older ones go; this one goes if a newer one was published before it */
+    /* the bell rings before anything goes: older ones, or this one if a newer one was published before it */
     :: d_step { at == REPLACE -> after = REPLACED; at = SCAN }
     :: STEP(SEQUENCE_AGAIN)
         if :: sequences[block] != s -> at = NEXT
@@ -160,11 +148,11 @@ proctype producer(byte me)
                          :: else -> best = (t > best -> t : best); at = NEXT fi fi }
     :: d_step { at == REPLACED -> after = NEWEST; at = SCAN }
     :: d_step { at == NEWEST -> after = 0;
-        if :: best > mine -> block = BLOCK(me, room); s = mine; at = (LOOKS_AGAIN -> RING : CANCEL_LOOK)
-           :: else -> at = AFTER_NEWEST fi; best = 0 }
+        if :: best > mine -> block = BLOCK(me, room); s = mine; at = RING
+           :: else -> at = OUT fi; best = 0 }
     SCAN_STEPS(after)
-    CANCEL_STEPS((after == REPLACED -> NEXT : AFTER_NEWEST))
-    :: STEP(RING) bell++; at = (LOOKS_AGAIN && s -> CANCEL_LOOK : AFTER_RING) }
+    CANCEL_STEPS((after == REPLACED -> NEXT : OUT))
+    :: STEP(RING) bell++; at = (s -> CANCEL_LOOK : REPLACE) }
 
     :: d_step { at == OUT && puts -> block = 0; s = 0; mine = 0; key = 0; room = 0; at = RESERVE }
     :: d_step { at != OUT && deaths < DEATHS -> deaths++; puts = 0; at = OUT; printf("Producer %d dies\n", me) }
@@ -175,20 +163,29 @@ proctype producer(byte me)
 #undef MAY_CANCEL
 
 #define WHO Getter
+#define MAY_CANCEL(s) (key_of[s] == key && s < best)
 #define GET(k) :: d_step { at == IDLE && gets && k <= KEYS -> gets--; key = k; at = LISTEN }
 proctype getter(byte me)
 {
-    mtype at = IDLE;
-    byte gets = GETS, key, block, from, i, j, s, t, seen, best, best_block, must;
-    bit lost;
+    mtype at = IDLE, after = FOUND;
+    byte gets = GETS, key, block, from, i, j, s, t, word, seen, best, best_block, must;
+    bit lost, older;
     do
     GET(1)
     GET(2)
     :: STEP(LISTEN) seen = bell; must = newest[key]; gap[key] = (must == 0); at = SCAN }
-    SCAN_STEPS((best -> TAKE : ABSENT))
+    SCAN_STEPS(after)
     :: STEP(SEQUENCE_AGAIN)
-        if :: sequences[block] == s && t > best -> assert(key_of[s] == key && t == s); best = t; best_block = block
-           :: else fi; at = NEXT }
+        if :: sequences[block] != s -> at = NEXT
+           :: else -> assert(key_of[s] == key && t == s);
+              if :: after == OLDER -> at = (t < best -> CANCEL_LOOK : NEXT)
+                 :: else -> older = (best != 0);
+                    if :: t > best -> best = t; best_block = block :: else fi; at = NEXT fi fi }
+    /* what the newest replaces goes before it is taken: the put that replaces may have died before it cancelled */
+    :: d_step { at == FOUND -> at = (best == 0 -> ABSENT : (older -> RING : TAKE)); older = 0 }
+    :: STEP(RING) bell++; after = OLDER; at = SCAN }
+    CANCEL_STEPS(NEXT)
+    :: d_step { at == OLDER -> after = FOUND; at = TAKE }
     :: STEP(TAKE) block = best_block;
         if :: words[block] == 2 * best + 1 -> words[block] = 2 * best; assert(!IN_ORDER || best > taken[key]);
               taken[key] = best; GONE(best); must = 0; at = IDLE
@@ -196,7 +193,7 @@ proctype getter(byte me)
     /* nothing, or somebody was faster */
     :: STEP(ABSENT) assert(lost || !there[must]); must = 0; lost = 0;
         if :: WAITS -> at = ASLEEP
-           :: else -> if :: LOOKS_AGAIN && bell != seen -> at = LISTEN
+           :: else -> if :: bell != seen -> at = LISTEN
                          :: else -> assert(!STRICT || gap[key]); seen = 0; at = IDLE fi fi }
     /* it wakes when the bell shows something else; a death counts as the end of a slice */
     :: d_step { at == ASLEEP && (bell != seen || (putting == 0 && (newest[key] == 0 || deaths))) -> SHOW
@@ -205,6 +202,7 @@ proctype getter(byte me)
     od
 }
 #undef WHO
+#undef MAY_CANCEL
 
 /* ofs_request_cancel: all blocks, whatever the table says */
 #define WHO Cleaner
