@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from omni_fastshm import segments
-from omni_fastshm._core import LOCK_MAKER, LOCK_USERS, Directory, Segment
-from omni_fastshm.errors import MetadataError, SegmentError
+from omni_fastshm._core import LOCK_MAKER, LOCK_OWNER, LOCK_USERS, Directory, Segment
+from omni_fastshm.errors import FastShmError, MetadataError, SegmentError
 
 SIZE = 16384
 
@@ -99,13 +100,28 @@ def _has_memory(segment: Segment) -> bool:
     return 0 < size <= allocated
 
 
+def _has_orphans(directory: str) -> bool:
+    """Is there a control segment without a living owner? The janitor removes the directory after it."""
+    for name in segments.list_names(directory[: -len("dir")]):
+        if name.endswith(".ctl"):
+            with contextlib.suppress(FastShmError, OSError), segments.no_fork:
+                fd = segments.open_descriptor(name)
+                if fd is not None:
+                    try:
+                        if not Segment.locked(fd, name, LOCK_OWNER):
+                            return True
+                    finally:
+                        os.close(fd)
+    return False
+
+
 def leave_directory(directory: Directory) -> None:
-    """End this endpoint's use; the last one removes the name, unless there are producers, or dead ones' payloads."""
+    """End this endpoint's use; the last one removes the name, unless dead producers' payloads are found through it."""
     segment = directory.segment
     if segment.fd < 0:
         return
     Segment.unlock(segment.fd, segment.name, LOCK_USERS)
     # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
-    if not any(name.endswith(".ctl") for name in segments.list_names(segment.name[: -len("dir")])):
+    if not _has_orphans(segment.name):
         remove_if_unused(segment.fd, segment.name)
     segment.close_descriptor()

@@ -42,6 +42,15 @@ class TestDeath:
         assert payloads.same(make(**settings).get("0", "1", "r")[0], big(5))
         make(**settings)
 
+    def test_by_key_after_others_came_and_went(self, make: Any, children: Children, namespace: str) -> None:
+        """The last living endpoint leaves the directory there: what the dead one sent is found through it."""
+        settings = {"key_lookup": True, "namespace": namespace}
+        self.killed_with_payload(children, **settings)
+        make(**settings).close()
+        make(**settings).close()
+        assert payloads.same(make(**settings).get("0", "1", "r")[0], big(5))
+        make(**settings).close()  # its start runs the janitor
+
     def test_within_its_time_an_orphan_is_not_swept(self, make: Any, children: Children) -> None:
         metadata = self.killed_with_payload(children, orphan_ttl_s=60)
         for _ in range(3):
