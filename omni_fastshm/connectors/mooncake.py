@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -210,6 +211,8 @@ class MooncakeConnector(OmniConnectorBase):
             try:
                 self._putting.add(mark)
                 sent, code = self._send(item, plan)
+            except _StoreError as error:
+                sent, code = item, error.code
             finally:
                 self._putting.discard(mark)
             if code != OK:
@@ -249,14 +252,18 @@ class MooncakeConnector(OmniConnectorBase):
             else:
                 self._ledger.give_back(item.stored)
         if code == OK and self._key_lookup:
-            code = self._point_to(item, deadline)
+            try:
+                code = self._point_to(item, deadline)
+            except _StoreError as error:
+                code = error.code
             if code != OK:
                 self._cancel(item)
         if self._stopped:
-            self._cancel(item)  # closed meanwhile: nobody would drop it
+            self._take_back(item)  # closed meanwhile: nobody would drop it
             self._check_open("put")
         if code == OK and self._ledger.should_sweep():
-            self._sweep()
+            with contextlib.suppress(_StoreError):  # the payload is there, whatever became of earlier ones
+                self._sweep()
         return item, code
 
     def _make_room(self, item: Item, started: float, deadline: float) -> bool:
@@ -359,10 +366,9 @@ class MooncakeConnector(OmniConnectorBase):
         key = self._names.pointer(item.edge, item.request)
         record, pauses = write_pointer(item), _Pauses(deadline)
         with self._pointing:
-            old = self._pointer(item.edge, item.request)
-            now = old
+            there, old = self._look(item.edge, item.request)
             for _ in range(8):
-                if now is not None:
+                if there:  # readable or not: the record of a producer that died is known for a while
                     self._session.remove(key)
                 code = self._session.put_all([key], record, self._placement)
                 if code == FULL and self._pause(pauses):
@@ -370,7 +376,7 @@ class MooncakeConnector(OmniConnectorBase):
                 if code != OK:
                     return code
                 # A put on a key that exists is answered with success and changes nothing: so look.
-                now = self._pointer(item.edge, item.request)
+                there, now = self._look(item.edge, item.request)
                 if now is not None and now.nonce == item.nonce:
                     break
             else:
@@ -379,21 +385,21 @@ class MooncakeConnector(OmniConnectorBase):
             self._cancel(old)
         return OK
 
-    def _pointer(self, edge: tuple[str, str], request: str) -> Item | None:
-        """Which payload is the newest; None also where that cannot be read."""
+    def _look(self, edge: tuple[str, str], request: str) -> tuple[bool, Item | None]:
+        """Whether there is a record, and which payload it says is the newest; None where it cannot be read."""
         memory = ctypes.create_string_buffer(POINTER_BYTES)
         code = self._session.get_into(self._names.pointer(edge, request), ctypes.addressof(memory), POINTER_BYTES)
         if code == POINTER_BYTES:
-            return read_pointer(memory.raw, edge, request)
+            return True, read_pointer(memory.raw, edge, request)
         if code not in NOT_THERE and code != TRANSFER:
             raise _StoreError(code)
-        return None
+        return code == TRANSFER, None
 
     def _drop_pointers(self, items: Sequence[Item]) -> None:
         """Of payloads that are gone, where nothing newer has taken the place."""
         for item in items:
             with self._pointing:
-                now = self._pointer(item.edge, item.request)
+                _, now = self._look(item.edge, item.request)
                 if now is not None and now.nonce == item.nonce:
                     self._session.remove(self._names.pointer(item.edge, item.request))
 
@@ -401,22 +407,32 @@ class MooncakeConnector(OmniConnectorBase):
 
     def _cancel(self, item: Item) -> None:
         """Tokens first: whoever reads the payload while it goes finds none, and throws away what it read."""
-        tokens = self._names.tokens(item)
-        if tokens:
-            self._session.remove_all(tokens)
-        self._session.remove(self._names.payload(item))
+        tokens, payload = self._names.tokens(item), [self._names.payload(item)]
+        for keys in filter(None, (tokens, payload)):
+            codes = self._session.remove_all(keys)
+            self._doubtful += [key for key, code in zip(keys, codes, strict=False) if code in MASTER_LOST]
         self._ledger.drop([item.nonce])
 
+    def _take_back(self, item: Item) -> None:
+        """The same, and nothing leads to it any more."""
+        self._cancel(item)
+        if self._key_lookup:
+            with contextlib.suppress(_StoreError):
+                self._drop_pointers([item])
+
     def _sweep(self) -> None:
-        """Find out which payloads were taken."""
-        ledger, session = self._ledger, self._session
+        """Find out which payloads were taken, and tidy up after them."""
+        ledger, session, names = self._ledger, self._session, self._names
         items = ledger.items()
         if items and session.master_answers():
-            codes = session.exist([self._names.payload(item) for item in items])
+            codes = session.exist([names.payload(item) for item in items])
             gone = [item for item, code in zip(items, codes, strict=False) if code == 0]
-            ledger.drop(item.nonce for item in gone)
+            tokens = [token for item in gone for token in names.tokens(item)]
+            if tokens:  # of one that was evicted
+                session.remove_all(tokens)
             if self._key_lookup:
                 self._drop_pointers(gone)
+            ledger.drop(item.nonce for item in gone)
         ledger.swept()
         doubtful, self._doubtful = self._doubtful, []
         if doubtful and session.master_answers():
@@ -497,7 +513,7 @@ class MooncakeConnector(OmniConnectorBase):
         pauses = _Waits(wait_s)
         while True:
             self._check_master()
-            item = self._pointer(edge, request)
+            _, item = self._look(edge, request)
             found = None if item is None else self._take(item, how)
             if found is not None or not self._pause(pauses):
                 return found
@@ -509,21 +525,29 @@ class MooncakeConnector(OmniConnectorBase):
         if buffer is None:
             return None
         view = memoryview(buffer)
-        if len(view) != item.stored or _PREFIX.unpack_from(view)[0] != item.size:
-            raise MetadataError(
-                f"request {item.request!r}: {item.size} bytes were announced, but something else is in the store",
-                op="get",
-                key=item.request,
-            )
         self._count_lease(buffer)
+        announced = len(view) == item.stored and _PREFIX.unpack_from(view)[0] == item.size
         try:
+            if not announced:
+                raise MetadataError(
+                    f"request {item.request!r}: {item.size} bytes were announced, but something else is in the store",
+                    op="get",
+                    key=item.request,
+                )
             data = codec.decode(
                 view, source=_Copy(view), copy=how.copy, writable=item.takers == 1, device=how.device, **self._decode
             )
-        except MetadataError:
-            self._claim(item)  # bytes that nobody can read must not wait for a taker for ever
+        except Exception as error:
+            # Bytes that nobody can read must not wait for a taker for ever. What was removed while it was read may be
+            # a mixture: that is no error of the payload, somebody else has taken it.
+            unreadable = announced and isinstance(error, MetadataError)
+            if not (self._claim(item) if unreadable else self._is_there(item)):
+                return None
             raise
         return (data, item.size) if self._claim(item) else None
+
+    def _is_there(self, item: Item) -> bool:
+        return self._session.size_of(self._names.payload(item)) not in NOT_THERE
 
     def _count_lease(self, buffer: Any) -> None:
         leases, number = self._leases, next(self._lease_numbers)
@@ -569,12 +593,16 @@ class MooncakeConnector(OmniConnectorBase):
         tokens = names.tokens(item)
         if tokens:
             there = session.exist(tokens)
+            unknown = [code for code in there if code < 0]
+            if unknown:
+                raise _StoreError(unknown[0])
             tokens = [token for token, code in zip(tokens, there, strict=False) if code == 1]
         for key in (*tokens, names.payload(item)):
             code = session.remove(key)
             if code == OK:
                 if key == names.payload(item) and self._ledger.drop([item.nonce]) and self._key_lookup:
-                    self._drop_pointers([item])  # put by this very connector: no sweep would find it any more
+                    with contextlib.suppress(_StoreError):
+                        self._drop_pointers([item])  # put by this very connector: no sweep would find it any more
                 return True
             if code not in NOT_THERE:
                 raise _StoreError(code)
@@ -907,9 +935,10 @@ def _item_of(metadata: Metadata, edge: tuple[str, str], request: str, namespace:
             op="get",
             key=request,
         )
-    if place.get("namespace") != namespace:
+    where = place.get("namespace")
+    if not isinstance(where, str) or where != namespace:
         raise MetadataError(
-            f"the payload is in the namespace {describe(place.get('namespace'))}, this connector in {namespace!r}",
+            f"the payload is in the namespace {describe(where)}, this connector in {namespace!r}",
             op="get",
             key=request,
         )

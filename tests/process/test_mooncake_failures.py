@@ -51,6 +51,18 @@ class TestProducer:
         assert "TRANSFER_FAIL" in lines[-1]
         consumer.kill()
 
+    def test_one_that_starts_again_replaces_what_it_left(self, start: Any, namespace: str) -> None:
+        """For a while the master knows the record of the dead one, which nobody can read or write over."""
+        settings = {"key_lookup": True, "namespace": namespace}
+        producer, consumer = start(**settings), start(**settings)
+        assert producer.run(PUT, rid="r")[0]
+        producer.kill()
+        again = start(**settings)
+        assert again.run(PUT, rid="r")[0]
+        assert consumer.run(GET, rid="r", metadata=None)[0] is True
+        for child in (again, consumer):
+            child.kill()
+
     def test_one_that_stands_still_costs_no_more_than_the_timeout(self, start: Any) -> None:
         """R56: the backend's get does not return."""
         producer, consumer = start(), start(segment=0, get_timeout_s=1)

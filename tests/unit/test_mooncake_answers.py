@@ -16,6 +16,7 @@ from omni_fastshm.connectors.mooncake import MooncakeConnector
 from omni_fastshm.errors import ConfigError, ConnectorClosed, MetadataError
 
 DATA = {"x": np.arange(20_000)}
+BY_KEY = {"key_lookup": True, "namespace": "n"}
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ class TestPut:
         assert arrived(c, first)
 
     def test_by_key_too_though_the_store_keeps_what_exists(self, fake: Any) -> None:
-        with MooncakeConnector({**fake[1], "key_lookup": True, "namespace": "n"}) as c:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
             other = {"x": np.arange(20_000) * 2}
             assert c.put("0", "1", "r", DATA)[0]
             assert c.put("0", "1", "r", other)[0]
@@ -105,6 +106,33 @@ class TestPut:
         c.health()
         assert fake[0].objects == {}
 
+    @pytest.mark.parametrize("lost", [1, 2], ids=["before", "after"])
+    def test_a_master_that_is_lost_around_the_pointer_is_an_answer(self, lost: int, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            fake[0].answers["get_into"].extend([None, RPC][-lost:])
+            fake[0].answers["remove"].append(RPC)
+            assert c.put("0", "1", "r", DATA) == (False, 0, None)
+            assert c.health()["status"] == "ok"
+            assert not [key for key in fake[0].objects if "/p/" in key], "a payload that was refused stays"
+
+    def test_a_look_at_earlier_payloads_that_fails_is_not_the_put_s_failure(self, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            for n in range(63):
+                c.put("0", "1", n, DATA)
+            fake[0].objects.clear()
+            fake[0].answers["get_into"].extend([None, None, RPC])
+            ok, _, metadata = c.put("0", "1", "r", DATA)
+            assert ok
+            assert arrived(c, metadata)
+            assert c.health()["live_blocks"] == 0
+
+    def test_what_was_evicted_leaves_no_tokens(self, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], "hard_pin": False}) as c:
+            c.put("0", "1", "r", DATA, consumers=3)
+            del fake[0].objects[next(key for key in fake[0].objects if "/p/" in key)]
+            assert c.health()["live_blocks"] == 0
+            assert fake[0].objects == {}
+
     def test_tokens_without_a_payload_are_taken_back(self, c: Any, fake: Any) -> None:
         fake[0].answers["put"].extend([None, -600])
         assert c.put("0", "1", "r", DATA, consumers=4) == (False, 0, None)
@@ -155,6 +183,41 @@ class TestGet:
         assert arrived(c, metadata)
         assert c.health()["own_memory_reads"] == 1
 
+    @pytest.mark.parametrize("at", [8, 24], ids=["size", "header"])
+    def test_what_was_removed_while_it_was_read_is_no_error(self, at: int, c: Any, fake: Any) -> None:
+        """Its bytes are a mixture with those of the next payload."""
+        metadata = c.put("0", "1", "r", DATA)[2]
+        ((key, whole),) = fake[0].objects.items()
+        fake[0].objects[key] = whole[:at] + b"\xff" * (4096 - at) + whole[4096:]
+        for call in ("get_size", "remove"):
+            fake[0].answers[call].append(MISSING)
+        assert c.get("0", "1", "r", metadata) is None
+        assert c.health()["errors"] == 0
+
+    def test_tokens_that_cannot_be_asked_for_do_not_use_up_the_payload(self, c: Any, fake: Any) -> None:
+        metadata = c.put("0", "1", "r", DATA, consumers=2)[2]
+        fake[0].answers["exist"].append(RPC)
+        assert c.get("0", "1", "r", metadata) is None
+        assert c.health()["master_lost"] == 1
+        assert arrived(c, metadata)
+        assert arrived(c, metadata)
+
+    def test_what_was_claimed_is_delivered_whatever_becomes_of_the_pointer(self, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            metadata = c.put("0", "1", "r", DATA)[2]
+            fake[0].answers["get_into"].append(RPC)
+            assert arrived(c, metadata)
+
+    @pytest.mark.parametrize(
+        "name", ["namespace", "from_stage", "to_stage", "request_id", "nonce", "size", "consumers"]
+    )
+    @pytest.mark.parametrize("value", [None, -1, 1.0, "", [], {}, b"x", np.arange(3), float("nan")], ids=repr)
+    def test_damaged_metadata_is_an_error(self, name: str, value: Any, c: Any) -> None:
+        metadata = c.put("0", "1", "r", DATA)[2]
+        with pytest.raises(MetadataError):
+            c.get("0", "1", "r", {**metadata, "mooncake": {**metadata["mooncake"], name: value}})
+        assert arrived(c, metadata)
+
     @pytest.mark.parametrize("code", [MISSING, RPC])
     def test_what_could_not_be_claimed_is_not_delivered(self, code: int, c: Any, fake: Any) -> None:
         metadata = c.put("0", "1", "r", DATA)[2]
@@ -174,7 +237,7 @@ class TestGet:
         assert arrived(c, metadata)
 
     def test_a_damaged_pointer_is_as_none(self, fake: Any) -> None:
-        with MooncakeConnector({**fake[1], "key_lookup": True, "namespace": "n"}) as c:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
             c.put("0", "1", "r", DATA)
             (pointer,) = [key for key in fake[0].objects if "/k/" in key]
             right = fake[0].objects[pointer]
@@ -207,6 +270,15 @@ class TestOpenAndClose:
         assert fake[0].calls.count("close") == 1
         other.close()
         assert fake[0].calls.count("close") == 2
+
+    def test_a_close_in_the_middle_of_a_put_leaves_nothing(self, fake: Any) -> None:
+        """As by a signal handler; another connector keeps the client open."""
+        with MooncakeConnector(fake[1]):
+            c = MooncakeConnector({**fake[1], **BY_KEY})
+            fake[0].answers["get_into"].append(c.close)
+            with pytest.raises(ConnectorClosed):
+                c.put("0", "1", "r", DATA)
+            assert fake[0].objects == {}
 
     def test_close_while_a_call_is_in_the_store_waits_for_it(self, fake: Any, run_thread: Any) -> None:
         inside, leave = threading.Event(), threading.Event()
