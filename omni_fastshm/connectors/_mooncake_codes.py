@@ -18,6 +18,7 @@ __all__ = [
     "OK",
     "RETRIED",
     "RPC_FAIL",
+    "RPC_TIMEOUT",
     "TRANSFER",
     "describe_code",
     "import_store",

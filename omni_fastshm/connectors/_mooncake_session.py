@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from omni_fastshm.errors import ConfigError, ConnectorClosed
 
-from ._mooncake_codes import INVALID, MASTER_LOST, RPC_FAIL, TRANSFER, describe_code, import_store
+from ._mooncake_codes import INVALID, MASTER_LOST, RPC_FAIL, RPC_TIMEOUT, TRANSFER, describe_code, import_store
 from ._mooncake_net import quiet_stderr, wait_for_master
 
 __all__ = ["Endpoint", "Session", "open_session"]
@@ -29,6 +29,7 @@ __all__ = ["Endpoint", "Session", "open_session"]
 _log = logging.getLogger("omni_fastshm")
 
 _OPEN, _CLOSING, _CLOSED, _ABANDONED = "open", "closing", "closed", "abandoned"
+_NOT_AGAIN_S = 1.0  # a master that hangs accepts connections: only a call finds that out, after 5 s
 _CLOSE_WAIT_S = 5.0  # for calls that are on their way; later ones close behind themselves
 
 # Read when the client is imported or the process sets up its first one; what the user has set stays.
@@ -69,6 +70,7 @@ class Session:
     def __init__(self, endpoint: Endpoint, module: Any, store: Any) -> None:
         self.endpoint = endpoint
         self.lost = False  # the last answer came from nobody
+        self._not_before = 0.0  # until then a master that hung is not asked again
         self._store = store
         self._state = _OPEN
         self._users = 1
@@ -103,11 +105,15 @@ class Session:
     def _code(self, name: str, *arguments: Any, **options: Any) -> int:
         code: int = self._call(name, *arguments, **options)
         self.lost = code in MASTER_LOST
+        if code == RPC_TIMEOUT:
+            self._not_before = time.monotonic() + _NOT_AGAIN_S
         return code
 
     def _codes(self, name: str, *arguments: Any) -> list[int]:
         codes: list[int] = self._call(name, *arguments)
         self.lost = not MASTER_LOST.isdisjoint(codes)
+        if self.lost and RPC_TIMEOUT in codes:
+            self._not_before = time.monotonic() + _NOT_AGAIN_S
         return codes
 
     def put(self, key: str, addresses: list[int], sizes: list[int], placement: Any) -> int:
@@ -180,9 +186,10 @@ class Session:
 
     def master_answers(self) -> bool:
         """Whether it is worth asking the master. While it is known to be lost its port is tried first: that fails at
-        once, where a call to the store would take 4 s."""
+        once, where a call to the store would take 4 s. One that hung is left alone for a moment: what is done for one
+        call of ours, or for `close`, then waits once."""
         if self.lost:
-            self.lost = not wait_for_master(self.endpoint.master, 0)
+            self.lost = time.monotonic() < self._not_before or not wait_for_master(self.endpoint.master, 0)
         return not self.lost
 
     # -- the end
@@ -227,7 +234,7 @@ class Session:
         return self._users > 0
 
     def _master_is_there(self) -> bool:
-        if not wait_for_master(self.endpoint.master, 0):
+        if not self.master_answers() or not wait_for_master(self.endpoint.master, 0):
             return False
         try:
             self.exist(["omnifs/probe"])
@@ -321,7 +328,8 @@ def _set_up(endpoint: Endpoint, module: Any) -> Any:
         raise ConfigError(
             f"MooncakeConnector: Mooncake's store refused the set-up with {describe_code(code)}. host "
             f"{endpoint.host!r}, metadata_server {endpoint.metadata_server!r}, master {endpoint.master!r}, segment "
-            f"{endpoint.segment}, localbuf {endpoint.localbuf}, proto {endpoint.proto!r}, rdma {endpoint.rdma!r}{said}",
+            f"{endpoint.segment}, localbuf {endpoint.localbuf}, proto {endpoint.proto!r}, rdma {endpoint.rdma!r}{said}"
+            ". What listens at that address may be no Mooncake master, or one of another release",
             op="open",
         )
     return store

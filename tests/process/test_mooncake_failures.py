@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -185,6 +186,21 @@ class TestMaster:
         child.killed = True  # it complained
         assert time.monotonic() - start < 6
 
+    def test_close_while_it_hangs_waits_for_it_once(
+        self, master: Master, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "2000")
+        child: Child = start(key_lookup=True, namespace="n")
+        child.run("for n in range(3): c.put('0', '1', n, payload(n), consumers=2)")
+        master.send(signal.SIGSTOP)
+        try:
+            assert child.run("result = timed(c.put, '0', '1', 'x', payload(1))[0]") == (False, 0, None)
+            child.run("time.sleep(1.1)")  # over the moment in which it is not asked again
+            assert 2 <= child.run("result = timed(c.close)[1]") < 4
+        finally:
+            master.send(signal.SIGCONT)
+        child.kill()
+
     def test_none_to_begin_with(self, children: Children) -> None:
         gone = Master()
         child = children.start()
@@ -199,6 +215,23 @@ class TestMaster:
         assert text.startswith("ConfigError: MooncakeConnector: no Mooncake master answers at 127.0.0.1:")
         assert "omni-fastshm mooncake up" in text
         assert 0.3 <= took < 3
+
+    def test_what_listens_but_is_none(self, children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1000")
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            child = children.start()
+            text, took = child.run(
+                "import time\n"
+                "from omni_fastshm.connectors.mooncake import MooncakeConnector\n"
+                "start = time.monotonic()\n"
+                "try: MooncakeConnector({'master': address, 'host': '127.0.0.1'})\n"
+                "except Exception as error: result = f'{type(error).__name__}: {error}', time.monotonic() - start",
+                address=f"127.0.0.1:{mute.getsockname()[1]}",
+            )
+        assert text.startswith("ConfigError: ")
+        assert "may be no Mooncake master" in text
+        assert took < 6
+        child.kill()  # the client complained
 
     def test_one_that_starts_a_moment_later(self, children: Children) -> None:
         late = Master()
