@@ -547,7 +547,15 @@ class MooncakeConnector(OmniConnectorBase):
         return (data, item.size) if self._claim(item) else None
 
     def _is_there(self, item: Item) -> bool:
-        return self._session.size_of(self._names.payload(item)) not in NOT_THERE
+        return self._size_of(item) is not None
+
+    def _size_of(self, item: Item) -> int | None:
+        size = self._session.size_of(self._names.payload(item))
+        if size in NOT_THERE:
+            return None
+        if size < 0:
+            raise _StoreError(size)
+        return size
 
     def _count_lease(self, buffer: Any) -> None:
         leases, number = self._leases, next(self._lease_numbers)
@@ -564,11 +572,9 @@ class MooncakeConnector(OmniConnectorBase):
         # That was everything from "not there" to "local buffer full". What fails late would fail as late again.
         if time.monotonic() - started > _LATE_S:
             raise _StoreError(session.who_was_late())
-        size = session.size_of(key)
-        if size in NOT_THERE:
+        size = self._size_of(item)
+        if size is None:
             return None
-        if size < 0:
-            raise _StoreError(size)
         if size != item.stored:
             raise MetadataError(
                 f"request {item.request!r}: {item.size} bytes were announced, the store has {size}",

@@ -183,16 +183,18 @@ class TestGet:
         assert arrived(c, metadata)
         assert c.health()["own_memory_reads"] == 1
 
+    @pytest.mark.parametrize("code", [MISSING, RPC], ids=["removed", "master-lost"])
     @pytest.mark.parametrize("at", [8, 24], ids=["size", "header"])
-    def test_what_was_removed_while_it_was_read_is_no_error(self, at: int, c: Any, fake: Any) -> None:
-        """Its bytes are a mixture with those of the next payload."""
+    def test_what_was_removed_while_it_was_read_is_not_broken(self, at: int, code: int, c: Any, fake: Any) -> None:
+        """Its bytes are a mixture with those of the next payload; a master that restarts removes everything."""
         metadata = c.put("0", "1", "r", DATA)[2]
         ((key, whole),) = fake[0].objects.items()
         fake[0].objects[key] = whole[:at] + b"\xff" * (4096 - at) + whole[4096:]
         for call in ("get_size", "remove"):
-            fake[0].answers[call].append(MISSING)
+            fake[0].answers[call].append(code)
         assert c.get("0", "1", "r", metadata) is None
-        assert c.health()["errors"] == 0
+        health = c.health()
+        assert health["errors"] == health["master_lost"] == (code == RPC)
 
     def test_tokens_that_cannot_be_asked_for_do_not_use_up_the_payload(self, c: Any, fake: Any) -> None:
         metadata = c.put("0", "1", "r", DATA, consumers=2)[2]
