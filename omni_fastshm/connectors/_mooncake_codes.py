@@ -20,6 +20,7 @@ __all__ = [
     "RPC_FAIL",
     "RPC_TIMEOUT",
     "TRANSFER",
+    "StoreError",
     "describe_code",
     "import_store",
 ]
@@ -77,6 +78,18 @@ def describe_code(code: int) -> str:
     """A code as ``NAME (code)``, with what to do about it where there is something."""
     name = f"{_NAMES.get(code, 'an unknown code')} ({code})"
     return f"{name}: {_ADVICE[code]}" if code in _ADVICE else name
+
+
+class StoreError(Exception):
+    """The store answered with a code that is neither success nor "not there".
+
+    Args:
+        code: what it answered.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(describe_code(code))
+        self.code = code
 
 
 _CPU_WHEEL = "mooncake-transfer-engine-non-cuda"

@@ -1,0 +1,173 @@
+"""What one connector has in the store, and what is done to it: claimed, cancelled, found to be gone, dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ._mooncake_codes import MASTER_LOST, NOT_THERE, OK, RPC_FAIL, TRANSFER, StoreError
+from ._mooncake_keys import POINTER_BYTES, Item, Names, read_pointer
+from ._mooncake_ledger import Ledger
+from ._mooncake_session import Session
+
+__all__ = ["Shelf"]
+
+
+class Shelf:
+    """Methods raise `StoreError` for answers that are neither success nor "not there", and `ConnectorClosed`.
+
+    Args:
+        session: the client.
+        names: the keys.
+        ledger: what was put and not taken.
+        placement: where objects go.
+        key_lookup: payloads have pointers, which lead to them from edge and request.
+    """
+
+    def __init__(self, session: Session, names: Names, ledger: Ledger, placement: Any, *, key_lookup: bool) -> None:
+        self.session = session
+        self.names = names
+        self.ledger = ledger
+        self.placement = placement
+        self.key_lookup = key_lookup
+        self.pointing = threading.RLock()
+        """Held while a pointer is read and then changed."""
+        self.doubtful: list[str] = []
+        """Keys of calls that ended without an answer: objects may be there that nobody knows of."""
+
+    def check_master(self) -> None:
+        """Raise `StoreError` while the master is known to be lost."""
+        if not self.session.master_answers():
+            raise StoreError(RPC_FAIL)
+
+    def size_of(self, item: Item) -> int | None:
+        """Bytes of the payload in the store; None where it is not there."""
+        size = self.session.size_of(self.names.payload(item))
+        if size in NOT_THERE:
+            return None
+        if size < 0:
+            raise StoreError(size)
+        return size
+
+    # -- pointers
+
+    def look(self, edge: tuple[str, str], request: str) -> tuple[bool, Item | None]:
+        """Whether there is a pointer, and which payload it says is the newest; None where it cannot be read."""
+        memory = ctypes.create_string_buffer(POINTER_BYTES)
+        code = self.session.get_into(self.names.pointer(edge, request), ctypes.addressof(memory), POINTER_BYTES)
+        if code == POINTER_BYTES:
+            return True, read_pointer(memory.raw, edge, request)
+        if code not in NOT_THERE and code != TRANSFER:
+            raise StoreError(code)
+        return code == TRANSFER, None
+
+    def _drop_pointers(self, items: Sequence[Item]) -> None:
+        """Of payloads that are gone, where nothing newer has taken the place."""
+        for item in items if self.key_lookup else ():
+            with self.pointing:
+                _, now = self.look(item.edge, item.request)
+                if now is not None and now.nonce == item.nonce:
+                    self.session.remove(self.names.pointer(item.edge, item.request))
+
+    # -- takes
+
+    def claim(self, item: Item) -> bool:
+        """Use up one take. Removing an object succeeds for one caller only: that is what makes "once" hold.
+
+        What was read while somebody removed the payload may be a mixture; then there is nothing left to claim.
+        """
+        tokens = self._tokens_left(item)
+        for token in tokens:
+            if self._remove(token):
+                return True
+        if not self._remove(self.names.payload(item)):
+            return False
+        if self.ledger.drop([item.nonce]):  # put by this very connector: no sweep would find it any more
+            with contextlib.suppress(StoreError):
+                self._drop_pointers([item])
+        return True
+
+    def _tokens_left(self, item: Item) -> list[str]:
+        tokens = self.names.tokens(item)
+        if not tokens:
+            return tokens
+        codes = self.session.exist(tokens)
+        for code in codes:
+            if code < 0:
+                raise StoreError(code)
+        return [token for token, code in zip(tokens, codes, strict=False) if code == 1]
+
+    def _remove(self, key: str) -> bool:
+        code = self.session.remove(key)
+        if code != OK and code not in NOT_THERE:
+            raise StoreError(code)
+        return code == OK
+
+    # -- the end of payloads
+
+    def cancel(self, item: Item) -> None:
+        """Tokens first: whoever reads the payload while it goes finds none, and throws away what it read."""
+        tokens, payload = self.names.tokens(item), [self.names.payload(item)]
+        for keys in filter(None, (tokens, payload)):
+            codes = self.session.remove_all(keys)
+            self.doubtful += [key for key, code in zip(keys, codes, strict=False) if code in MASTER_LOST]
+        self.ledger.drop([item.nonce])
+
+    def take_back(self, item: Item) -> None:
+        """The same, and nothing leads to it any more."""
+        self.cancel(item)
+        with contextlib.suppress(StoreError):
+            self._drop_pointers([item])
+
+    def sweep(self) -> None:
+        """Find out which payloads were taken, and tidy up after them."""
+        ledger, session, names = self.ledger, self.session, self.names
+        items = ledger.items()
+        if items and session.master_answers():
+            codes = session.exist([names.payload(item) for item in items])
+            gone = [item for item, code in zip(items, codes, strict=False) if code == 0]
+            tokens = [token for item in gone for token in names.tokens(item)]
+            if tokens:  # of one that was evicted
+                session.remove_all(tokens)
+            self._drop_pointers(gone)
+            ledger.drop(item.nonce for item in gone)
+        ledger.swept()
+        self._settle_doubts()
+
+    def _settle_doubts(self) -> None:
+        doubtful, self.doubtful = self.doubtful, []
+        if doubtful and self.session.master_answers():
+            codes = self.session.remove_all(doubtful)
+            doubtful = [key for key, code in zip(doubtful, codes, strict=False) if code in MASTER_LOST]
+        self.doubtful += doubtful
+
+    def remove_request(self, request: str) -> None:
+        """Everything of a request, by pattern: the payloads may be of any producer and on any edge."""
+        for pattern in self.names.request_patterns(request):  # in the order of `cancel`
+            if self.session.remove_matching(pattern) in MASTER_LOST:
+                return
+        mine = self.ledger.items(request)
+        if mine:
+            codes = self.session.exist([self.names.payload(item) for item in mine])
+            self.ledger.drop(item.nonce for item, code in zip(mine, codes, strict=False) if code == 0)
+
+    def drop_all(self) -> int:
+        """Everything of this connector; how many payloads that were not taken."""
+        if not len(self.ledger) and not self.doubtful:
+            return 0
+        self.check_master()
+        self.sweep()
+        items = self.ledger.items()
+        if self.session.lost:
+            raise StoreError(RPC_FAIL)
+        if not items:
+            return 0
+        tokens = [token for item in items for token in self.names.tokens(item)]
+        if tokens:
+            self.session.remove_all(tokens)
+        codes = self.session.remove_all([self.names.payload(item) for item in items])
+        self._drop_pointers(items)
+        return codes.count(OK)
