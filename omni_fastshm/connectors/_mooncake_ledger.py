@@ -102,8 +102,8 @@ class Ledger:
         """These are gone; how many of them were here."""
         with self.changed:
             gone = [item for nonce in nonces if (item := self._items.pop(nonce, None)) is not None]
-            self._used -= sum(item.stored for item in gone)
             if gone:
+                self._used -= sum(item.stored for item in gone)
                 self.changed.notify_all()
             return len(gone)
 

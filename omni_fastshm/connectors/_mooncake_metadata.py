@@ -62,10 +62,11 @@ def item_of(metadata: Metadata, edge: tuple[str, str], request: str, namespace: 
         raise MetadataError(
             f"metadata has neither 'inline_bytes' nor 'mooncake': {describe(metadata)}", op="get", key=request
         )
-    said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
-    if not all(isinstance(each, str) for each in said) or said != (*edge, request):
+    start, end, name = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
+    known = isinstance(start, str) and isinstance(end, str) and isinstance(name, str)
+    if not known or (start, end) != edge or name != request:
         raise MetadataError(
-            f"metadata belongs to request {describe(said[2])} on {describe(said[0])} -> {describe(said[1])}, "
+            f"metadata belongs to request {describe(name)} on {describe(start)} -> {describe(end)}, "
             f"not to {describe(request)} on {describe(edge[0])} -> {describe(edge[1])}",
             op="get",
             key=request,

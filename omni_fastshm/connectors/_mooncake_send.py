@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from omni_fastshm import codec
 
@@ -73,13 +73,12 @@ class Sender:
     def _send(self, item: Item, plan: codec.Plan) -> tuple[Item, int]:
         if not self._session.master_answers():
             return item, RPC_FAIL
-        started = time.monotonic()
-        deadline = started + self.timeout_s
-        if not self._make_room(item, started, deadline):
+        deadline = time.monotonic() + self.timeout_s
+        if not (self._ledger.reserve_at_once(item.stored) or self._wait_for_room(item, deadline)):
             return item, FULL
         code = FULL
         try:
-            item, code = self._place(item, _parts(plan), deadline)
+            item, code = self._place(item, plan, deadline)
         finally:
             if code == OK:
                 self._ledger.add(item)
@@ -95,13 +94,12 @@ class Sender:
                 self._shelf.sweep()
         return item, code
 
-    def _make_room(self, item: Item, started: float, deadline: float) -> bool:
+    def _wait_for_room(self, item: Item, deadline: float) -> bool:
         """Take room from this connector's limit; the first that waits is the first that gets some."""
         ledger = self._ledger
-        if ledger.reserve_at_once(item.stored):
-            return True
         if ledger.limit is not None and item.stored > ledger.limit:
             return False
+        started = time.monotonic()
         ticket, pauses = ledger.queue(), Pauses(deadline)
         try:
             while True:
@@ -118,7 +116,11 @@ class Sender:
             ledger.leave(ticket)
             self.blocked_s += time.monotonic() - started
 
-    def _place(self, item: Item, parts: _Parts, deadline: float) -> tuple[Item, int]:
+    def _place(self, item: Item, plan: codec.Plan, deadline: float) -> tuple[Item, int]:
+        # `plan` and `parts` hold the memory that the addresses are in.
+        parts = plan.gather(_DIRECT_FROM)
+        if len(parts[0]) > _MOST_PARTS:
+            parts = plan.gather(plan.frame_size + 1)
         code = self._place_once(item, parts)
         if code not in RETRIED:
             return item, code
@@ -134,15 +136,16 @@ class Sender:
         self.blocked_s += time.monotonic() - started
         return item, code
 
-    def _place_once(self, item: Item, parts: _Parts) -> int:
+    def _place_once(self, item: Item, parts: tuple[list[int], list[int], Any]) -> int:
         """Tokens first: who finds the payload must find them, too."""
+        addresses, sizes, _ = parts
         tokens, key, placement = self._names.tokens(item), self._names.payload(item), self._shelf.placement
         code, answered = OK, False
         try:
             if tokens:
                 code = self._session.put_all(tokens, _TOKEN, placement)
             if code == OK:
-                code = self._session.put(key, parts.addresses, parts.sizes, placement)
+                code = self._session.put(key, addresses, sizes, placement)
             answered = code not in MASTER_LOST
         finally:
             if not answered:
@@ -184,18 +187,3 @@ class Sender:
         if old is not None and old.nonce != item.nonce:
             shelf.cancel(old)
         return OK
-
-
-class _Parts(NamedTuple):
-    """A frame as the store gathers it; `keep` holds the memory that the addresses are in."""
-
-    addresses: list[int]
-    sizes: list[int]
-    keep: tuple[Any, ...]
-
-
-def _parts(plan: codec.Plan) -> _Parts:
-    addresses, sizes, memory = plan.gather(_DIRECT_FROM)
-    if len(addresses) > _MOST_PARTS:
-        addresses, sizes, memory = plan.gather(plan.frame_size + 1)
-    return _Parts(addresses, sizes, (plan, memory))

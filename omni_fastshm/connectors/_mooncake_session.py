@@ -125,7 +125,8 @@ class Session:
                 for address, size in zip(addresses, sizes, strict=True)
             ]
             return self._code("put_parts", key, *parts, config=placement)
-        return self._first_bad("batch_put_from_multi_buffers", [key], [addresses], [sizes], placement)
+        codes = self._codes("batch_put_from_multi_buffers", [key], [addresses], [sizes], placement)
+        return codes[0] if codes else INVALID
 
     def put_all(self, keys: list[str], content: bytes, placement: Any) -> int:
         """Make one small object of the same content under each key; the first code that is not 0."""
@@ -134,10 +135,7 @@ class Session:
         if self.endpoint.proto == "rdma":
             return next((code for key in keys if (code := self.put(key, addresses, sizes, placement))), 0)
         many = [addresses] * len(keys), [sizes] * len(keys)
-        return self._first_bad("batch_put_from_multi_buffers", keys, *many, placement)
-
-    def _first_bad(self, name: str, *arguments: Any) -> int:
-        codes = self._codes(name, *arguments)
+        codes = self._codes("batch_put_from_multi_buffers", keys, *many, placement)
         return next(filter(None, codes), 0) if codes else INVALID
 
     def get_buffer(self, key: str) -> Any:
