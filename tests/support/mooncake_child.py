@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from support.child import Child, Children
@@ -34,6 +36,12 @@ c = MooncakeConnector(settings)
 def settings_for(master: Any, **more: Any) -> dict[str, Any]:
     """Small and quick settings of a connector at this master."""
     return {"master": master.address, "host": master.host, "segment": "64MB", "localbuf": "32MB", **more}
+
+
+def freeze(child: Child) -> None:
+    """Stop it with SIGSTOP; returns when all its threads stand still."""
+    child.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
 
 
 def start(children: Children, master: Any, *, command: tuple[str, ...] = (), **settings: Any) -> Child:

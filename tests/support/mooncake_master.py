@@ -104,6 +104,8 @@ class Master:
     def send(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:  # its threads go on for a moment, in which it may answer
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def stop(self, number: int = signal.SIGKILL) -> None:
         """End it, by default without a goodbye: what it knew is gone."""
