@@ -18,7 +18,6 @@ __all__ = [
     "OK",
     "RETRIED",
     "RPC_FAIL",
-    "RPC_TIMEOUT",
     "TRANSFER",
     "StoreError",
     "describe_code",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from omni_fastshm.errors import ConfigError, ConnectorClosed
 
-from ._mooncake_codes import INVALID, MASTER_LOST, RPC_FAIL, RPC_TIMEOUT, TRANSFER, describe_code, import_store
+from ._mooncake_codes import INVALID, MASTER_LOST, RPC_FAIL, TRANSFER, describe_code, import_store
 from ._mooncake_net import quiet_stderr, wait_for_master
 
 __all__ = ["Endpoint", "Session", "open_session"]
@@ -29,7 +29,7 @@ __all__ = ["Endpoint", "Session", "open_session"]
 _log = logging.getLogger("omni_fastshm")
 
 _OPEN, _CLOSING, _CLOSED, _ABANDONED = "open", "closing", "closed", "abandoned"
-_NOT_AGAIN_S = 1.0  # a master that hangs accepts connections: only a call finds that out, after 5 s
+_NOT_AGAIN_S = 1.0  # a master that hangs accepts connections: only a call finds that out, after MC_RPC_TIMEOUT_MS
 _CLOSE_WAIT_S = 5.0  # for calls that are on their way; later ones close behind themselves
 
 # Read when the client is imported or the process sets up its first one; what the user has set stays.
@@ -103,18 +103,23 @@ class Session:
                 self._close_behind()
 
     def _code(self, name: str, *arguments: Any, **options: Any) -> int:
+        started = time.monotonic()
         code: int = self._call(name, *arguments, **options)
-        self.lost = code in MASTER_LOST
-        if code == RPC_TIMEOUT:
-            self._not_before = time.monotonic() + _NOT_AGAIN_S
+        self._hear(code in MASTER_LOST, started)
         return code
 
     def _codes(self, name: str, *arguments: Any) -> list[int]:
+        started = time.monotonic()
         codes: list[int] = self._call(name, *arguments)
-        self.lost = not MASTER_LOST.isdisjoint(codes)
-        if self.lost and RPC_TIMEOUT in codes:
-            self._not_before = time.monotonic() + _NOT_AGAIN_S
+        self._hear(not MASTER_LOST.isdisjoint(codes), started)
         return codes
+
+    def _hear(self, lost: bool, started: float) -> None:
+        self.lost = lost
+        if lost:
+            now = time.monotonic()
+            if now - started > _NOT_AGAIN_S:
+                self._not_before = now + _NOT_AGAIN_S
 
     def put(self, key: str, addresses: list[int], sizes: list[int], placement: Any) -> int:
         """Make one object of parts; those in memory of `proto` tcp are read where they lie."""
