@@ -158,7 +158,7 @@ def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -
             raise FileExistsError(errno.EEXIST, "removed while it was made", name)
         os.fchmod(fd, 0o600)  # whatever the umask made of it
         # The attempt would take all there is, for a moment, from whoever else lives on this mount.
-        if (size if backed is None else backed) > mount_free():
+        if backed > mount_free():
             raise SegmentError("no room", errno=errno.ENOSPC, op="make", segment=name)
         Segment.reserve(fd, name, size, backed)
     except BaseException as error:
@@ -168,11 +168,15 @@ def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -
         if isinstance(error, SegmentError):
             raise _explained(error, name, backed) from None
         raise
+    # Kept, and with it the lock, until the name is gone: without, it could be another's new object by then.
+    kept = os.dup(fd)
     try:
         return Segment(name, fd, populate, True)
     except BaseException:
         unlink(name)
         raise
+    finally:
+        os.close(kept)
 
 
 def _create(name: str) -> int:

@@ -36,7 +36,10 @@ def inline_frame(metadata: Metadata, request: str) -> bytes | bytearray:
     """
     frame = metadata["inline_bytes"]
     if isinstance(frame, memoryview):
-        frame = frame.tobytes()
+        try:
+            frame = frame.tobytes()
+        except ValueError as error:  # released
+            raise MetadataError(f"metadata['inline_bytes'] cannot be read: {error}", op="get") from None
     if not isinstance(frame, (bytes, bytearray)):
         raise MetadataError(f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get")
     size = _whole(metadata, "size")

@@ -357,7 +357,9 @@ def _close_all() -> None:
 
 
 def _disown() -> None:
-    """After a fork, in the child: the client's threads are not there."""
+    """After a fork, in the child: the client's threads are not there, nor one that held a lock."""
+    global _opening, _closing
+    _opening, _closing = threading.RLock(), threading.RLock()
     for session in list(_live):
         session.abandon()
     _live.clear()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from omni_fastshm.errors import ConfigError
-from omni_fastshm.settings import Setting
+from omni_fastshm.settings import Setting, describe
 
 from ._mooncake_net import is_own_address, own_address
 from ._mooncake_session import Endpoint
@@ -81,6 +82,8 @@ def endpoint_of(settings: Mapping[str, Any]) -> Endpoint:
         ConfigError: `master` is missing, or a size cannot be used.
     """
     master, segment = settings["master"], settings["segment"]
+    if master and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}", master):
+        raise ConfigError(f"MooncakeConnector: master: {describe(master)} is not of the form host:port")
     if not master:
         raise ConfigError(
             "MooncakeConnector: master: must be given, as host:port (`omni-fastshm mooncake up` prints it)"

@@ -222,6 +222,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 if not producer.outbox.lost:
                     raise
                 producer, room = self._room_elsewhere(producer, plan)
+            if room is None and producer.closed and not self._stopped:  # another thread has just given it up
+                producer, room = self._room_elsewhere(producer, plan)
         except SegmentError as error:
             self._count_refusal(edge, request, f"errno {error.errno}", str(error))
             return None
@@ -335,15 +337,24 @@ class SharedMemoryConnector(OmniConnectorBase):
         return make_loan(shape, dtype, self._lend)
 
     def _lend(self, size: int) -> Extent:
-        producer = self._producer or self._make_producer()
-        extent = producer.lend(size, self._settings["put_timeout_s"])
-        if extent is None:
-            self._refused += 1
-            raise SegmentError(
-                f"no room for a loan of {size} bytes: {producer.outbox.ring.used} of {producer.max_bytes} in use",
-                op="allocate",
-            )
-        return extent
+        for attempt in range(_NEW_NAMES, -1, -1):
+            producer = self._producer or self._make_producer()
+            try:
+                extent = producer.lend(size, self._settings["put_timeout_s"])
+            except SegmentError:
+                if attempt == 0 or not producer.outbox.lost:
+                    raise
+                self._give_up(producer)  # somebody removed its names: a loan there could be got by nobody new
+                continue
+            if extent is not None:
+                return extent
+            if not producer.closed or self._stopped:  # otherwise another thread has just given it up
+                break
+        self._refused += 1
+        raise SegmentError(
+            f"no room for a loan of {size} bytes: {producer.outbox.ring.used} of {producer.max_bytes} in use",
+            op="allocate",
+        )
 
     def get(
         self,
@@ -558,8 +569,13 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _close(self) -> None:
         directory = self._directory
         try:
-            for producer in self._producers():
-                self._dropped += producer.close(self._settings["linger_s"])
+            deadline = time.monotonic() + self._settings["linger_s"]
+            try:
+                for producer in self._producers():
+                    self._dropped += producer.close(max(deadline - time.monotonic(), 0.0))
+            finally:
+                for producer in self._producers():  # also those that Ctrl-C in another's linger would leave there
+                    self._dropped += producer.close(0)
             if self._dropped:
                 logger.info("closed with %d payloads that nobody had taken: dropped", self._dropped)
         finally:
@@ -630,9 +646,12 @@ class SharedMemoryConnector(OmniConnectorBase):
         with self._lock:
             directory = self._directory
             if directory is not None and directory.lost() and not self._stopped:
-                self._directory = None
-                self._join_directory(make=self._key_lookup)
-                leave_directory(directory)
+                fresh = open_directory(self.namespace, make=self._key_lookup)  # when that fails, the old one stays
+                if self._directory is directory:
+                    self._directory = fresh
+                    leave_directory(directory)
+                elif fresh is not None:  # a signal handler was faster
+                    leave_directory(fresh)
                 if self._producer is not None:
                     self._give_up(self._producer)  # it is entered in the old one, where nobody new looks
             return self._directory

@@ -12,6 +12,10 @@ import pytest
 from support import leftovers
 from support.child import Children
 
+from omni_fastshm.connectors import shared_memory
+from omni_fastshm.errors import SegmentError
+from omni_fastshm.producer import Producer
+
 SMALL = {"segment_bytes": 1 << 20, "max_bytes": 8 << 20, "shm_threshold_bytes": 0}
 LOOKS = 8  # a single name is looked at every so many payloads
 
@@ -132,3 +136,77 @@ def test_putting_threads_all_move_on(make: Any, shm_names: Callable[[], list[str
     futures = [run_thread(pump, thread) for thread in range(4)]
     remove(shm_names())
     assert sum(future.result(30) for future in futures) == 4 * 200
+
+
+def test_allocate_moves_to_new_names(make: Any, shm_names: Callable[[], list[str]]) -> None:
+    """A stage that only ever fills loans never comes to the look that `put` has."""
+    producer, consumer = make(**SMALL), make(**SMALL)
+    producer.put("a", "b", "0", values())
+    remove(shm_names())
+    loan = producer.allocate(20_000, np.int64)
+    loan[:] = 5
+    ok, _, metadata = producer.put("a", "b", "loan", loan)
+    assert ok
+    assert (consumer.get("a", "b", "loan", metadata)[0] == 5).all()
+
+
+def test_a_directory_that_cannot_be_made_anew_is_tried_again(
+    make: Any, namespace: str, shm_names: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "key_lookup": True, "namespace": namespace}
+    getter = make(**settings)
+    remove(shm_names())
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_memory, "open_directory", full)
+        with pytest.raises(SegmentError, match="full"):
+            getter.get("a", "b", "r")
+    producer = make(**settings)
+    producer.put("a", "b", "r", values(value=3))
+    assert (getter.get("a", "b", "r")[0] == 3).all()
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise SegmentError("the mount is full", op="make")
+
+
+def test_a_put_whose_producer_another_thread_gave_up_takes_the_new_one(
+    make: Any, shm_names: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make(**SMALL)
+    producer.put("a", "b", "0", values())
+    producer.cleanup("0")
+    old, real = producer._producer, Producer.room
+
+    def room(self: Producer, size: int, timeout_s: float) -> Any:
+        if self is old and not self.closed:
+            producer._give_up(self)  # as another thread does, between the look at `_producer` and this call
+            assert self.closed
+        return real(self, size, timeout_s)
+
+    monkeypatch.setattr(Producer, "room", room)
+    assert producer.put("a", "b", "1", values())[0]
+    assert producer._producer is not old
+
+
+def test_an_interrupt_while_one_lingers_still_removes_the_names_of_all(
+    make: Any, shm_names: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = make(**SMALL, linger_s=5)
+    connector.put("a", "b", "0", values())
+    remove(shm_names())
+    connector.put("a", "b", "1", values())
+    assert len(connector._producers()) == 2
+
+    real, lingered = Producer._linger, []
+
+    def interrupted(self: Producer, deadline: float) -> None:
+        lingered.append(self)
+        if len(lingered) == 1:
+            raise KeyboardInterrupt
+        real(self, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "_linger", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connector.close()
+    assert shm_names() == []

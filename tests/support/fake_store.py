@@ -118,7 +118,7 @@ class FakeStore:
 
     def remove_by_regex(self, pattern: str, force: bool = False) -> int:
         self._called("remove_by_regex")
-        found = [key for key in self.objects if re.search(pattern, key)]
+        found = [key for key in list(self.objects) if re.search(pattern, key)]
         for key in found:
             del self.objects[key]
         return len(found)

@@ -323,6 +323,11 @@ class TestNet:
     def test_addresses(self, text: str, parts: Any) -> None:
         assert split_address(text) == parts
 
+    @pytest.mark.parametrize("master", ["localhost", "http://localhost:50051", "a:b", "host:", ":50051", "h:1:2"])
+    def test_a_master_that_is_not_host_and_port_is_told_at_once(self, master: str) -> None:
+        with pytest.raises(ConfigError, match="host:port"):
+            MooncakeConnector({"master": master})
+
     def test_the_own_address_is_the_one_towards_the_master(self) -> None:
         assert own_address("127.0.0.1:50051") == "127.0.0.1"
         assert own_address("no-such-host.invalid:1") == "127.0.0.1"
