@@ -895,7 +895,7 @@ cdef class Inbox:
 
     @property
     def closed(self):
-        """Did the producer close in good order?"""
+        """Will nothing more come: did the producer close, or an heir tidy up after it?"""
         return ofs_control_closed(self.shared)
 
     def mark_closed(self):

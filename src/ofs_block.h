@@ -99,7 +99,7 @@ uint32_t ofs_readers(const struct ofs_control *control);
 void ofs_segment_retired(struct ofs_control *control);
 uint32_t ofs_segments_retired(const struct ofs_control *control);
 
-/* Producer: nothing more will come from here. */
+/* Producer, or its heir: nothing more will come from here. */
 void ofs_control_close(struct ofs_control *control);
 bool ofs_control_closed(const struct ofs_control *control);
 

@@ -77,7 +77,7 @@ struct ofs_control {
     uint8_t reserved0[72];
     ofs_u32 blocks_ready;  /* descriptors below this exist; written by the producer */
     ofs_u32 retired;       /* counts data segments given up: consumers drop idle mappings when it changes */
-    ofs_u32 closed;        /* 1 once the producer closed in good order */
+    ofs_u32 closed;        /* 1 once nothing more will come: it closed, or its heir tidied up */
     uint32_t reserved1;
     ofs_u64 died_ns;       /* when somebody first found the producer dead; 0 = alive as far as known */
     uint8_t reserved2[104];
