@@ -87,7 +87,7 @@ class Control:
 
     Attributes:
         pid: of the producer, as it called itself. For people only.
-        closed: did it close in good order?
+        closed: will nothing more come, for it closed or an heir tidied up?
         age_s: seconds since it was made.
         dead_s: seconds since somebody first found the producer dead; None when nobody has.
         orphan_ttl_s: how long from then on its untaken payloads are kept.
