@@ -94,6 +94,7 @@ class Producer:
         # while the thread that it interrupts holds it; a close then leaves the rest to that thread.
         self._changing = threading.RLock()
         self._shut_later = False
+        self._torn_down = False
         # First come, first served among those who wait for room. Weak: whoever leaves by an exception that a signal
         # handler raised, at whatever instruction, must not stay at the head for ever.
         self._queue: deque[weakref.ref[_Ticket]] = deque()
@@ -269,6 +270,8 @@ class Producer:
 
     def _trim(self, idle_ns: int) -> None:
         """Give back segments that nothing has used for that long, all but one of usual size; 0 spares none."""
+        if self._torn_down:
+            return  # loans that readers look at no longer count as in use: to take their memory would be a SIGBUS
         for arena, _, segment in self.outbox.idle_segments(idle_ns):
             if idle_ns == 0 or self._segments > 1 or segment.size > self._segment_bytes:
                 self._drop(arena, segment)
@@ -333,6 +336,7 @@ class Producer:
         self.outbox.mark_closed()
         self.outbox.reap()
         self._trim(0)  # what nobody looks at gives its memory back even to readers that still have it mapped
+        self._torn_down = True
         for name in segments.list_names(segments.data_name(self.name, 0)[:-1]):
             segments.unlink(name)  # by what is there: an exception from a signal handler may have cut a change short
         self.directory.leave(self.endpoint)  # before the name goes: a janitor takes out only what has one

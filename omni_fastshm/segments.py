@@ -6,6 +6,7 @@ choose freely (request ids, stages) never becomes part of one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -168,15 +169,17 @@ def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -
         if isinstance(error, SegmentError):
             raise _explained(error, name, backed) from None
         raise
-    # Kept, and with it the lock, until the name is gone: without, it could be another's new object by then.
-    kept = os.dup(fd)
+    kept = None  # and with it the lock, until the name is gone: without, it could be another's new object by then
+    with contextlib.suppress(OSError):  # no descriptor left: then the mapping fails as well, most likely
+        kept = os.dup(fd)
     try:
         return Segment(name, fd, populate, True)
     except BaseException:
         unlink(name)
         raise
     finally:
-        os.close(kept)
+        if kept is not None:
+            os.close(kept)
 
 
 def _create(name: str) -> int:

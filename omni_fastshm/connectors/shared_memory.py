@@ -574,8 +574,9 @@ class SharedMemoryConnector(OmniConnectorBase):
                 for producer in self._producers():
                     self._dropped += producer.close(max(deadline - time.monotonic(), 0.0))
             finally:
-                for producer in self._producers():  # also those that Ctrl-C in another's linger would leave there
-                    self._dropped += producer.close(0)
+                for producer in self._producers():
+                    if not producer.closed:  # Ctrl-C in the linger of another one ended the loop
+                        self._dropped += producer.close(0)
             if self._dropped:
                 logger.info("closed with %d payloads that nobody had taken: dropped", self._dropped)
         finally:
