@@ -96,7 +96,9 @@ def run(program: Path, folder: Path, batch: Batch, seconds: float) -> Batch:
     if program.name == "libfuzzer":
         command = [str(program), f"-runs={batch.count}", f"-max_total_time={max(1, int(seconds))}",
                    f"-seed={batch.seed}",
-                   "-max_len=256", "-timeout=20", "-rss_limit_mb=2048", f"-exact_artifact_path={last}",
+                   # Not its limit of resident memory: the kernel counts that of the process that started it as well.
+                   "-max_len=256", "-timeout=20", "-rss_limit_mb=0", "-malloc_limit_mb=512",
+                   f"-exact_artifact_path={last}",
                    str(folder / "corpus")]  # fmt: skip
     else:
         command = [str(program), str(batch.seed), str(batch.count), str(int(seconds)), str(last), *files]
