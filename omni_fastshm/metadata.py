@@ -22,6 +22,42 @@ def integer(metadata: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def inline_frame(metadata: Metadata, request: str) -> bytes | bytearray:
+    """The payload that metadata carries.
+
+    Raises:
+        MetadataError: what stands there is no payload, or not as long as it says.
+    """
+    frame = metadata["inline_bytes"]
+    if isinstance(frame, memoryview):
+        try:
+            frame = frame.tobytes()
+        except ValueError as error:  # released
+            raise MetadataError(f"metadata['inline_bytes'] cannot be read: {error}", op="get") from None
+    if not isinstance(frame, (bytes, bytearray)):
+        raise MetadataError(f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get")
+    size = integer(metadata, "size")
+    if size != len(frame):
+        raise MetadataError(f"metadata says {size} bytes, but carries {len(frame)}", op="get", key=request)
+    return frame
+
+
+def check_call(place: Mapping[str, Any], edge: tuple[str, str], request: str) -> None:
+    """Was this metadata made for this very call?
+
+    Raises:
+        MetadataError: it belongs to another edge or request.
+    """
+    said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
+    if not all(isinstance(each, str) for each in said) or said != (*edge, request):
+        raise MetadataError(
+            f"metadata belongs to request {describe(said[2])} on {describe(said[0])} -> {describe(said[1])}, "
+            f"not to {describe(request)} on {describe(edge[0])} -> {describe(edge[1])}",
+            op="get",
+            key=request,
+        )
+
+
 def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tuple[str, int, int]:
     """``(control segment, block, sequence)`` from metadata that has been checked against this call and this host."""
     place = metadata.get("shm")
@@ -34,14 +70,7 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
     name = place.get("name")
     if not isinstance(name, str) or len(name) > _NAME_LIMIT or segments.parse_control_name(name) is None:
         raise MetadataError(f"metadata names no segment of ours: {describe(name)}", op="get", key=request)
-    said = place.get("from_stage"), place.get("to_stage"), place.get("request_id")
-    if not all(isinstance(each, str) for each in said) or said != (*edge, request):
-        raise MetadataError(
-            f"metadata belongs to request {describe(said[2])} on {describe(said[0])} -> {describe(said[1])}, "
-            f"not to {describe(request)} on {describe(edge[0])} -> {describe(edge[1])}",
-            op="get",
-            key=request,
-        )
+    check_call(place, edge, request)
     host = place.get("host")
     if not isinstance(host, str) or not segments.same_host(host):
         raise MetadataError(

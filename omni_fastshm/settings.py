@@ -6,6 +6,7 @@ size or time shows up only as a slow or a stuck pipeline.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -31,6 +32,7 @@ __all__ = [
     "check_timeout",
     "describe",
     "is_import_path",
+    "known_edge",
     "nearest",
     "parse_settings",
     "request_name",
@@ -448,6 +450,17 @@ def check_edge(from_stage: Any, to_stage: Any) -> tuple[str, str]:
     if edge[0] == edge[1]:
         raise ConfigError(f"to_stage: stage {edge[0]!r} cannot send to itself")
     return edge
+
+
+_remembered_edge = functools.lru_cache(maxsize=1024, typed=True)(check_edge)  # typed: True is not the stage 1
+
+
+def known_edge(from_stage: Any, to_stage: Any) -> tuple[str, str]:
+    """`check_edge` for every message: remembers what it has seen."""
+    try:
+        return _remembered_edge(from_stage, to_stage)
+    except TypeError:  # unhashable: let the check say what is wrong with it
+        return check_edge(from_stage, to_stage)
 
 
 def check_consumers(n: Any) -> int:

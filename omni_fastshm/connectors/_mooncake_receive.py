@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from omni_fastshm import codec
 from omni_fastshm.base import Metadata
 from omni_fastshm.errors import MetadataError
+from omni_fastshm.metadata import inline_frame
 
 from ._mooncake_codes import NOT_THERE, StoreError
 from ._mooncake_gate import Gate, Waits
 from ._mooncake_keys import Item
-from ._mooncake_metadata import inline_frame, item_of
+from ._mooncake_metadata import item_of
 from ._mooncake_shelf import Shelf
 
 __all__ = ["How", "Receiver"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import threading
@@ -20,9 +19,9 @@ from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, p
 from omni_fastshm.settings import (
     check_consumers,
     check_device,
-    check_edge,
     check_timeout,
     describe,
+    known_edge,
     parse_settings,
     request_name,
     resolve_namespace,
@@ -112,7 +111,7 @@ class MooncakeConnector(OmniConnectorBase):
         wait: bool = True,
     ) -> Any:
         self._gate.check("put")
-        edge = _edge(from_stage, to_stage)
+        edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if wait:
@@ -186,7 +185,7 @@ class MooncakeConnector(OmniConnectorBase):
         device: Any = None,
     ) -> tuple[Any, int] | None:
         self._gate.check("get")
-        edge = _edge(from_stage, to_stage)
+        edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         if copy is not None and type(copy) is not bool:
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False", op="get")
@@ -366,16 +365,6 @@ class _Counters:
     def __init__(self) -> None:
         self.puts = self.gets = self.bytes = self.inline = self.stored = self.refused = self.errors = 0
         self.misses = self.dropped = self.producer_gone = self.master_lost = 0
-
-
-_known_edge = functools.lru_cache(maxsize=1024, typed=True)(check_edge)  # typed: True is not the stage 1
-
-
-def _edge(from_stage: StageId, to_stage: StageId) -> tuple[str, str]:
-    try:
-        return _known_edge(from_stage, to_stage)
-    except TypeError:  # unhashable: let the check say what is wrong with it
-        return check_edge(from_stage, to_stage)
 
 
 def _close_all() -> None:

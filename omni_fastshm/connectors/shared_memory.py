@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import functools
 import logging
 import os
 import sys
@@ -23,14 +22,14 @@ from omni_fastshm.directory import leave_directory, open_directory
 from omni_fastshm.errors import ConfigError, ConnectorClosed, FastShmError, ForkedConnector, MetadataError, SegmentError
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.loans import make_loan
-from omni_fastshm.metadata import check_place, integer
+from omni_fastshm.metadata import check_place, inline_frame
 from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
     check_device,
-    check_edge,
     check_timeout,
+    known_edge,
     parse_settings,
     request_name,
     resolve_namespace,
@@ -154,7 +153,7 @@ class SharedMemoryConnector(OmniConnectorBase):
     ) -> Any:
         if self._stopped:
             self._refuse("put")
-        edge = _edge(from_stage, to_stage)
+        edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if not wait:
@@ -369,7 +368,7 @@ class SharedMemoryConnector(OmniConnectorBase):
     ) -> tuple[Any, int] | None:
         if self._stopped:
             self._refuse("get")
-        edge = _edge(from_stage, to_stage)
+        edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         _check_copy(copy)
         if device is not None:
@@ -397,18 +396,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         if not isinstance(metadata, dict):
             raise MetadataError(f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get")
         if "inline_bytes" in metadata:
-            frame = metadata["inline_bytes"]
-            if isinstance(frame, memoryview):
-                try:
-                    frame = frame.tobytes()
-                except ValueError as error:  # released
-                    raise MetadataError(f"metadata['inline_bytes'] cannot be read: {error}", op="get") from None
-            if not isinstance(frame, (bytes, bytearray)):
-                raise MetadataError(f"metadata['inline_bytes'] must be bytes, not {type(frame).__name__}", op="get")
-            size = integer(metadata, "size")
-            if size != len(frame):
-                raise MetadataError(f"metadata says {size} bytes, but carries {len(frame)}", op="get", key=request)
-            return codec.decode(frame, device=device, **self._decode), size
+            frame = inline_frame(metadata, request)
+            return codec.decode(frame, device=device, **self._decode), len(frame)
         name, block, sequence = check_place(metadata, edge, request)
         inbox = self._consumer.inbox(name)
         if inbox is None:
@@ -675,16 +664,6 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._forked:
             raise ForkedConnector("this connector was made before a fork: build one of its own in the child", op=op)
         raise ConnectorClosed(f"{op} on a connector that is closed", op=op)
-
-
-_known_edge = functools.lru_cache(maxsize=1024, typed=True)(check_edge)  # typed: True is not the stage 1
-
-
-def _edge(from_stage: StageId, to_stage: StageId) -> tuple[str, str]:
-    try:
-        return _known_edge(from_stage, to_stage)
-    except TypeError:  # unhashable: let the check say what is wrong with it
-        return check_edge(from_stage, to_stage)
 
 
 def _check_copy(copy: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support import leftovers
 from support.child import Children
+from support.planted import dangling, fifo, folder, link, other_user
 
 from omni_fastshm import directory, inventory, janitor, reading, segments
 from omni_fastshm._core import BLOCK_LIMIT, CONTROL_SIZE, LOCK_MAKER, LOCK_OWNER, Segment, layout
@@ -292,27 +293,6 @@ class TestStates:
         put(connector, "r")
         connector._producer.outbox.mark_closed()
         assert look().endpoints[0].state == "closing"
-
-
-def link(path: Path) -> None:
-    path.symlink_to("/etc/passwd")
-
-
-def dangling(path: Path) -> None:
-    path.symlink_to("/nothing/there")
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def other_user(path: Path) -> None:
-    path.touch(0o600)
-    os.chown(path, 12345, 12345)
 
 
 class TestOddities:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support import leftovers
 from support.child import Child, Children
+from support.planted import dangling, fifo, folder, link, other_user
 
 from omni_fastshm import consumer, directory, janitor, segments
 from omni_fastshm._core import CONTROL_SIZE, LOCK_OWNER, Inbox, Segment
@@ -26,27 +27,6 @@ OBJECTS = [f"{ENDPOINT}.ctl", f"{ENDPOINT}.d0", f"{ENDPOINT}.d17", "dir"]
 @pytest.fixture
 def make(connect: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **settings: connect(SharedMemoryConnector, **settings)
-
-
-def link(path: Path) -> None:
-    path.symlink_to("/etc/passwd")
-
-
-def dangling(path: Path) -> None:
-    path.symlink_to("/nothing/there")
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def other_user(path: Path) -> None:
-    path.touch(0o600)
-    os.chown(path, 12345, 12345)
 
 
 KINDS = [link, dangling, folder, fifo, pytest.param(other_user, marks=pytest.mark.root)]
