@@ -86,3 +86,22 @@ class Codec:
         wire: str = "exact",
         copy_below: int = ...,
     ) -> Any: ...
+    def decoder(
+        self,
+        *,
+        types: Collection[str] = (),
+        allow_pickle: bool = False,
+        wire: str = "exact",
+        copy_below: int = ...,
+    ) -> Decoder: ...
+
+@final
+class Decoder:
+    def read(
+        self,
+        frame: Any,
+        source: _Source | None = None,
+        copy: bool | None = None,
+        writable: bool = True,
+        device: Any = None,
+    ) -> Any: ...

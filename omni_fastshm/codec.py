@@ -18,7 +18,7 @@ from omni_fastshm._codec_forms import FORMS, form_name, restore_form
 from omni_fastshm._codec_host import host_kind
 from omni_fastshm.errors import CodecError
 
-__all__ = ["COPY_BELOW", "Plan", "decode", "plan", "register_type"]
+__all__ = ["COPY_BELOW", "Plan", "decode", "decoder", "plan", "register_type"]
 
 Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
@@ -137,3 +137,4 @@ def _classify(cls: type, host: bool) -> Kind:
 _CODEC = _codec.Codec(classify=_classify, restore=_restore, describe_dtype=describe_dtype, parse_dtype=parse_dtype)
 plan = _CODEC.plan
 decode = _CODEC.decode
+decoder = _CODEC.decoder

@@ -29,6 +29,8 @@ def inline_frame(metadata: Metadata, request: str) -> bytes | bytearray:
         MetadataError: what stands there is no payload, or not as long as it says.
     """
     frame = metadata["inline_bytes"]
+    if type(frame) is bytes and type(size := metadata.get("size")) is int and size == len(frame):
+        return frame
     if isinstance(frame, memoryview):
         try:
             frame = frame.tobytes()
@@ -58,8 +60,8 @@ def check_call(place: Mapping[str, Any], edge: tuple[str, str], request: str) ->
         )
 
 
-def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tuple[str, int, int]:
-    """``(control segment, block, sequence)`` from metadata that has been checked against this call and this host."""
+def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tuple[str, int, int, int]:
+    """``(control segment, block, sequence, size)`` from metadata, checked against this call and this host."""
     place = metadata.get("shm")
     if not isinstance(place, dict):
         raise MetadataError(
@@ -85,4 +87,4 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
     block = integer(place, "block")
     if block >= BLOCK_LIMIT:
         raise MetadataError(f"no segment has a block {describe(block)}", op="get", key=request)
-    return name, block, integer(place, "sequence")
+    return name, block, integer(place, "sequence"), size

@@ -1830,16 +1830,47 @@ cdef class Codec:
             MetadataError: the frame is cut short, damaged or foreign.
             CodecError: the payload is whole but holds something that this process cannot restore.
         """
+        return self.decoder(types=types, allow_pickle=allow_pickle, wire=wire, copy_below=copy_below).read(
+            frame, source, copy, writable, device
+        )
+
+    def decoder(self, *, types=(), bint allow_pickle=False, wire="exact", size_t copy_below=LARGE):
+        """`decode` with what stays the same from one payload to the next settled once; see there.
+
+        Raises:
+            CodecError: `wire` is no profile.
+        """
+        cdef Decoder made = Decoder.__new__(Decoder)
+        made.codec = self
+        made.types = types
+        made.allow_pickle = allow_pickle
+        made.host = is_host(wire)
+        made.copy_below = copy_below
+        return made
+
+
+@cython.final
+cdef class Decoder:
+    """Reads frames with settings that `Codec.decoder` was given."""
+
+    cdef Codec codec
+    cdef object types
+    cdef bint allow_pickle
+    cdef bint host
+    cdef size_t copy_below
+
+    def read(self, frame, source=None, copy=None, bint writable=True, device=None):
+        """What `Codec.decode` does, with its arguments in this order."""
         cdef Py_buffer buffer
         cdef _Reader reader = _Reader.__new__(_Reader)
-        reader.codec = self
+        reader.codec = self.codec
         reader.source = source
         reader.copy = -1 if copy is None else 1 if copy else 0
         reader.writable = writable
-        reader.types = types
-        reader.allow_pickle = allow_pickle
-        reader.copy_below = copy_below
-        reader.host = is_host(wire)
+        reader.types = self.types
+        reader.allow_pickle = self.allow_pickle
+        reader.copy_below = self.copy_below
+        reader.host = self.host
         if device is not None and str(device) != "cpu":
             reader.device = device
         PyObject_GetBuffer(frame, &buffer, PyBUF_SIMPLE)

@@ -736,6 +736,11 @@ cdef class Lease:
         """``(edge, request_high, request_low)`` as hashed by the producer."""
         return self.content.key.edge, self.content.key.request_high, self.content.key.request_low
 
+    def belongs(self, uint64_t edge, uint64_t high, uint64_t low):
+        """Is this its key?"""
+        return (self.content.key.edge == edge and self.content.key.request_high == high
+                and self.content.key.request_low == low)
+
     @property
     def size(self):
         """Serialized size of the payload, pieces outside the frame included."""

@@ -12,9 +12,9 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from omni_fastshm import codec, janitor, segments
+from omni_fastshm import _place, codec, janitor, segments
 from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
@@ -128,12 +128,9 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._puts = self._gets = self._bytes = self._inline = self._shm = self._refused = self._errors = (
             self._misses
         ) = 0
-        self._decode = {
-            "types": self._types,
-            "allow_pickle": self._pickle,
-            "wire": self._wire,
-            "copy_below": settings["copy_below"],
-        }
+        self._decoder = codec.decoder(
+            types=self._types, allow_pickle=self._pickle, wire=self._wire, copy_below=settings["copy_below"]
+        )
         janitor.sweep(self.namespace)
         if self._key_lookup:
             self._open_directory()
@@ -158,7 +155,10 @@ class SharedMemoryConnector(OmniConnectorBase):
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if not wait:
             return self._submit(edge, request, data, takers)
-        return self._put(edge, request, data, takers)
+        producer = self._producer
+        if producer is None or not producer.outbox.lent:
+            return self._put(edge, request, data, takers, None)
+        return self._put_claiming(edge, request, data, takers)
 
     def _submit(
         self, edge: tuple[str, str], request: str, data: Any, takers: int
@@ -168,18 +168,21 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._refuse("put")
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._executor.submit(self._put, edge, request, data, takers)
+            return self._executor.submit(self._put_claiming, edge, request, data, takers)
 
-    def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> tuple[bool, int, Metadata | None]:
+    def _put_claiming(
+        self, edge: tuple[str, str], request: str, data: Any, takers: int
+    ) -> tuple[bool, int, Metadata | None]:
+        """Put what may hold loans."""
         producer = self._producer  # once: another thread may close meanwhile
-        claims = None if producer is None or not producer.outbox.lent else _Claims(producer.outbox)
+        claims = None if producer is None else _Claims(producer.outbox)
         try:
-            return self._plan_and_put(edge, request, data, takers, claims)
+            return self._put(edge, request, data, takers, claims)
         finally:
             if claims is not None:
                 claims.settle()
 
-    def _plan_and_put(
+    def _put(
         self, edge: tuple[str, str], request: str, data: Any, takers: int, claims: _Claims | None
     ) -> tuple[bool, int, Metadata | None]:
         try:
@@ -258,19 +261,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._stopped and producer.outbox.cancel(block, sequence):
             producer.outbox.discard_extents()
             self._refuse("put")  # closed meanwhile: nobody could reach it
-        return {
-            "shm": {
-                "name": producer.name,
-                "size": plan.size,
-                "block": block,
-                "sequence": sequence,
-                "from_stage": edge[0],
-                "to_stage": edge[1],
-                "request_id": request,
-                "host": segments.host_identity(),
-            },
-            "size": plan.size,
-        }
+        return _place.make(producer.name, plan.size, block, sequence, edge, request, segments.host_identity())
 
     def _room_elsewhere(self, producer: Producer, plan: codec.Plan) -> tuple[Producer, Reservation | None]:
         """Room under new names, after somebody removed those of `producer`."""
@@ -397,12 +388,15 @@ class SharedMemoryConnector(OmniConnectorBase):
             raise MetadataError(f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get")
         if "inline_bytes" in metadata:
             frame = inline_frame(metadata, request)
-            return codec.decode(frame, device=device, **self._decode), len(frame)
-        name, block, sequence = check_place(metadata, edge, request)
-        inbox = self._consumer.inbox(name)
-        if inbox is None:
-            return None
-        return self._take(inbox, block, sequence, _Wanted(edge, request, metadata["size"], copy, device))
+            return self._decoder.read(frame, None, None, True, device), len(frame)
+        place = _place.read(metadata, edge, request, segments.host_identity())
+        inbox = None if place is None else self._consumer.known.get(place[0])
+        if place is None or inbox is None:
+            place = check_place(metadata, edge, request)
+            inbox = self._consumer.inbox(place[0])
+            if inbox is None:
+                return None
+        return self._take(inbox, place[1], place[2], edge, request, place[3], copy, device)
 
     def _get_by_key(
         self, edge: tuple[str, str], request: str, timeout: float | None, copy: bool | None, device: Any
@@ -432,7 +426,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                     directory.ring(stage)
                     for each in self._consumer.producers(directory, self.namespace):
                         each.cancel_older(edge_id, *hashed, stamp)
-                found = self._take(inbox, block, sequence, _Wanted(edge, request, None, copy, device))
+                found = self._take(inbox, block, sequence, edge, request, None, copy, device)
                 if found is not None:
                     return found  # otherwise somebody was faster, or it was replaced: then the bell rang again
             if looks < _LOOKS and (directory.listen(stage) ^ seen) & ~1:
@@ -450,21 +444,43 @@ class SharedMemoryConnector(OmniConnectorBase):
             if directory.lost():
                 directory = self._sound_directory() or directory
 
-    def _take(self, inbox: Inbox, block: int, sequence: int, wanted: _Wanted) -> tuple[Any, int] | None:
-        if inbox.settled:
-            return self._hold_and_take(inbox, block, sequence, wanted)
-        with inbox.late:
-            return self._hold_and_take(inbox, block, sequence, wanted)
+    def _take(
+        self,
+        inbox: Inbox,
+        block: int,
+        sequence: int,
+        edge: tuple[str, str],
+        request: str,
+        size: int | None,  # as the metadata says; None when found by key
+        copy: bool | None,
+        device: Any,
+    ) -> tuple[Any, int] | None:
+        if not inbox.settled:
+            with inbox.late:
+                return self._hold_and_take(inbox, block, sequence, edge, request, size, copy, device)
+        return self._hold_and_take(inbox, block, sequence, edge, request, size, copy, device)
 
-    def _hold_and_take(self, inbox: Inbox, block: int, sequence: int, wanted: _Wanted) -> tuple[Any, int] | None:
+    def _hold_and_take(
+        self,
+        inbox: Inbox,
+        block: int,
+        sequence: int,
+        edge: tuple[str, str],
+        request: str,
+        size: int | None,
+        copy: bool | None,
+        device: Any,
+    ) -> tuple[Any, int] | None:
+        """Decode first, use up the take after: a payload that this process cannot rebuild can be got again."""
         try:
             lease = inbox.hold(block, sequence)
             if lease is None:
                 return None
+            _check_lease(lease, edge, request, size)
             if not lease.brief:
-                return self._decode_and_take(lease, wanted, wanted.copy)
+                return self._decode_and_take(lease, copy, device)
             try:
-                return self._decode_and_take(lease, wanted, True)
+                return self._decode_and_take(lease, True, device)
             finally:
                 lease.release()
         except SegmentError as error:
@@ -472,24 +488,13 @@ class SharedMemoryConnector(OmniConnectorBase):
                 raise
             return None  # a segment of it went between the look and the hold
 
-    def _decode_and_take(self, lease: Lease, wanted: _Wanted, copy: bool | None) -> tuple[Any, int] | None:
-        """Decode first, use up the take after: a payload that this process cannot rebuild can be got again."""
-        edge, request, size, device = wanted.edge, wanted.request, wanted.size, wanted.device
-        if lease.key != (edge_hash(*edge), *request_hash(request)):
-            raise MetadataError(
-                "the block belongs to another edge or request than its metadata says", op="get", key=request
-            )
-        total: int = lease.size
-        if size is not None and size != total:
-            raise MetadataError(f"metadata says {size} bytes, the block has {total}", op="get", key=request)
+    def _decode_and_take(self, lease: Lease, copy: bool | None, device: Any) -> tuple[Any, int] | None:
         try:
-            data = codec.decode(
-                lease, source=lease, copy=copy, writable=not lease.shared, device=device, **self._decode
-            )
+            data = self._decoder.read(lease, lease, copy, not lease.shared, device)
         except MetadataError:
             lease.take()  # bytes that nobody can read must not wait for a taker for ever
             raise
-        return (data, total) if lease.take() else None
+        return (data, lease.size) if lease.take() else None
 
     def cleanup(self, request_id: StageId) -> None:
         request = request_name(request_id)
@@ -671,14 +676,13 @@ def _check_copy(copy: Any) -> None:
         raise ConfigError(f"copy: {copy!r:.60} is neither None, True nor False", op="get")
 
 
-class _Wanted(NamedTuple):
-    """What a get asks for, once it is known where that is."""
-
-    edge: tuple[str, str]
-    request: str
-    size: int | None  # as the metadata says; None when found by key
-    copy: bool | None
-    device: Any
+def _check_lease(lease: Lease, edge: tuple[str, str], request: str, size: int | None) -> None:
+    if not lease.belongs(edge_hash(*edge), *request_hash(request)):
+        raise MetadataError(
+            "the block belongs to another edge or request than its metadata says", op="get", key=request
+        )
+    if size is not None and size != lease.size:
+        raise MetadataError(f"metadata says {size} bytes, the block has {lease.size}", op="get", key=request)
 
 
 class _Claims:

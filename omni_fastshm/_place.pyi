@@ -1,0 +1,6 @@
+from typing import Any
+
+def make(
+    name: str, size: int, block: int, sequence: int, edge: tuple[str, str], request: str, host: str
+) -> dict[str, Any]: ...
+def read(metadata: object, edge: tuple[str, str], request: str, host: str) -> tuple[str, int, int, int] | None: ...
