@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from omni_fastshm.settings import check_timeout
+
 __all__ = ["Metadata", "OmniConnectorBase", "StageId"]
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between looks of an `aget` where nothing tells of arrivals
 
 StageId = str | int
 Metadata = dict[str, Any]
@@ -89,6 +96,119 @@ class OmniConnectorBase(ABC):
             CodecError: the payload holds a class that this process does not know; it can be got again.
             ConnectorClosed: after `close`.
         """
+
+    def put_many(
+        self, from_stage: StageId, to_stage: StageId, items: Iterable[tuple[StageId, Any]], *, consumers: int = 1
+    ) -> list[tuple[bool, int, Metadata | None]]:
+        """Send several payloads on one edge, in this order.
+
+        Args:
+            from_stage: the sending stage.
+            to_stage: the receiving stage.
+            items: pairs of a request id and its payload.
+            consumers: how many times each can be taken, 1 to 255.
+
+        Returns:
+            For each item what `put` returns for it. One that finds no room does not keep the others out.
+
+        Raises:
+            CodecError, ConfigError, ConnectorClosed: as `put`, at the first item it happens to; those before it have
+                been sent, and what was returned for them is lost, but by key they can be got.
+        """
+        return [self.put(from_stage, to_stage, request, data, consumers=consumers) for request, data in items]
+
+    def get_many(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        items: Iterable[StageId | tuple[StageId, Metadata | None]],
+        *,
+        timeout: float | None = 0,
+        copy: bool | None = None,
+        device: Any = None,
+    ) -> list[tuple[Any, int] | None]:
+        """Take several payloads of one edge.
+
+        Args:
+            from_stage: the sending stage.
+            to_stage: the receiving stage.
+            items: request ids, or pairs of a request id and the metadata that `put` returned for it.
+            timeout: seconds to wait for all of them together; 0 does not wait, None waits for ever.
+            copy: as for `get`.
+            device: as for `get`.
+
+        Returns:
+            For each item what `get` returns for it: one that is not there, or not in time, is None.
+
+        Raises:
+            MetadataError, CodecError, ConfigError, ConnectorClosed: as `get`, at the first item it happens to. What was
+                taken before it is lost: where that matters, get one by one.
+        """
+        wait_s = check_timeout(timeout)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        found = []
+        for item in items:
+            request, metadata = item if isinstance(item, tuple) else (item, None)
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            found.append(self.get(from_stage, to_stage, request, metadata, timeout=left, copy=copy, device=device))
+        return found
+
+    async def aget(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        metadata: Metadata | None = None,
+        *,
+        timeout: float | None = None,
+        copy: bool | None = None,
+        device: Any = None,
+    ) -> tuple[Any, int] | None:
+        """`get` for asyncio: waits for a payload without holding up the event loop, nor a thread for each that waits.
+
+        Args:
+            from_stage: the sending stage.
+            to_stage: the receiving stage.
+            request_id: the payload's name on this edge.
+            metadata: what `put` returned; with it there is nothing to wait for. Without it the connector must have
+                been built with ``key_lookup``.
+            timeout: seconds to wait; 0 does not wait, None, the default here, waits for ever.
+            copy: as for `get`.
+            device: as for `get`.
+
+        Returns:
+            As `get`. A task that is cancelled while it waits takes nothing.
+
+        Raises:
+            MetadataError, CodecError, ConfigError, ConnectorClosed: as `get`.
+        """
+        import asyncio  # here: alone it takes longer than the rest of this package, and few need it
+
+        wait_s = check_timeout(timeout)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        pause = _SHORTEST_PAUSE_S
+        while True:
+            found = await self._look(
+                functools.partial(self.get, from_stage, to_stage, request_id, metadata, copy=copy, device=device)
+            )
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if found is not None or metadata is not None or left <= 0:
+                return found
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _look(self, get: Callable[[], tuple[Any, int] | None]) -> tuple[Any, int] | None:
+        """Run a get that does not wait, but takes its time, in the loop's pool of threads."""
+        import asyncio
+
+        look = asyncio.get_running_loop().run_in_executor(None, get)
+        try:
+            return await asyncio.shield(look)
+        except asyncio.CancelledError:
+            found = await look
+            if found is None:
+                raise
+            return found  # it was taken already: too late for being cancelled, or it would be lost
 
     @abstractmethod
     def cleanup(self, request_id: StageId) -> None:

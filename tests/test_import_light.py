@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.child import environment
 
-HEAVY = ("torch", "numpy", "PIL", "yaml", "rich")
+HEAVY = ("torch", "numpy", "PIL", "yaml", "rich", "asyncio")
 
 
 def modules_after(code: str) -> set[str]:

@@ -16,13 +16,13 @@ SRC = ROOT / "src"
 # Each may import only from lines above its own. Modules on one line do not know each other.
 LAYERS = [
     "errors",
-    "base _codec _place",
-    "settings keys _core _codec_dtypes",
+    "settings _codec _place",
+    "base keys _core _codec_dtypes",
     "_codec_classes views",
     "_codec_forms _codec_host",
     "codec loans",
     "segments reading",
-    "directory consumer metadata inventory",
+    "arrivals directory consumer metadata inventory",
     "janitor",
     "producer",
     "connectors._leaves connectors._spaces",

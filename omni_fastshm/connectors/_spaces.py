@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from threading import Condition, RLock
@@ -79,6 +79,14 @@ class Space:
         self._entries: dict[int, Entry] = {}
         self._by_key: dict[Key, Entry] = {}
         self._by_request: dict[str, set[int]] = {}
+        self.watchers: dict[Key, list[Callable[[], object]]] = {}
+
+    def tell(self, key: Key) -> None:
+        """There is something new under this key, or a reason to look."""
+        with self.changed:
+            self.changed.notify_all()
+            for watcher in self.watchers.get(key, ()):
+                watcher()
 
     def add(self, entry: Entry) -> None:
         """Take in a payload; one that is found by the same key and not yet taken is cancelled."""
@@ -123,6 +131,7 @@ class Space:
             if not entry.cancelled:
                 entry.pending += 1
         self.done(entry)
+        self.tell(entry.key)
 
     def cancel_request(self, request_id: str) -> None:
         """Drop all payloads of one request."""

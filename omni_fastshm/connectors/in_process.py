@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from omni_fastshm.arrivals import Change
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.errors import (
     CodecError,
@@ -174,7 +175,7 @@ class InProcessConnector(OmniConnectorBase):
         self._space.add(entry)
         self._counters.puts += 1
         self._counters.bytes_transferred += entry.size
-        self._space.changed.notify_all()
+        self._space.tell(entry.key)
         return True, entry.size, self._metadata(entry)
 
     def _wait_for_room(self, ticket: _Ticket) -> Answer:
@@ -283,6 +284,41 @@ class InProcessConnector(OmniConnectorBase):
             self._counters.gets += 1
             self._counters.bytes_transferred += entry.size
         return result, entry.size
+
+    async def aget(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        metadata: Metadata | None = None,
+        *,
+        timeout: float | None = None,
+        copy: bool | None = None,
+        device: Any = None,
+    ) -> tuple[Any, int] | None:
+        import asyncio
+
+        key: Key = (*check_edge(from_stage, to_stage), request_name(request_id))
+        wait_s = check_timeout(timeout)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        while True:
+            change = Change(asyncio.get_running_loop())
+            with self._space.changed:
+                self._space.watchers.setdefault(key, []).append(change.tell)
+            try:
+                found = self.get(from_stage, to_stage, request_id, metadata, copy=copy, device=device)
+                left = None if deadline is None else deadline - time.monotonic()
+                if found is not None or metadata is not None or (left is not None and left <= 0):
+                    return found
+                self._counters.misses -= 1  # all looks of one call are one miss at most
+                await asyncio.wait([change.future], timeout=left)
+            finally:
+                change.future.cancel()
+                with self._space.changed:
+                    watchers = self._space.watchers[key]
+                    watchers.remove(change.tell)
+                    if not watchers:
+                        del self._space.watchers[key]
 
     def _claim(self, key: Key, number: int | None, deadline: float | None) -> Entry | None:
         with self._space.changed:
@@ -410,6 +446,8 @@ class InProcessConnector(OmniConnectorBase):
             return
         with self._space.changed:
             already, self._closed = self._closed, True
+            for key in [*self._space.watchers]:
+                self._space.tell(key)
             self._space.changed.notify_all()
         if already:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import functools
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 from omni_fastshm import _place, codec, janitor, segments
 from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation
+from omni_fastshm.arrivals import Arrivals
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.directory import leave_directory, open_directory
@@ -118,6 +120,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._producer: Producer | None = None
         self._lost: list[Producer] = []  # whose names somebody else removed while payloads were in them
         self._directory: Directory | None = None
+        self._arrivals: dict[int, Arrivals] = {}  # by receiving stage, for tasks that wait
         self._consumer = Consumer()
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
@@ -381,6 +384,51 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._bytes += found[1]
         return found
 
+    async def aget(
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        request_id: StageId,
+        metadata: Metadata | None = None,
+        *,
+        timeout: float | None = None,
+        copy: bool | None = None,
+        device: Any = None,
+    ) -> tuple[Any, int] | None:
+        misses, edge = 0, known_edge(from_stage, to_stage)
+        stage, key = stage_hash(edge[1]), (edge_hash(*edge), request_hash(request_name(request_id)))
+        wait_s = 0 if metadata is not None else check_timeout(timeout)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        try:
+            while True:
+                arrivals = self._arrivals_for(stage)
+                seen = 0 if arrivals is None else arrivals.listen()  # before the look: what comes after it rings
+                found = self.get(from_stage, to_stage, request_id, metadata, copy=copy, device=device)
+                left = None if deadline is None else deadline - time.monotonic()
+                if found is not None or arrivals is None or (left is not None and left <= 0):
+                    return found
+                misses += 1
+                await arrivals.wait(functools.partial(self._there, arrivals.directory, *key), seen, left)
+        finally:
+            self._misses -= misses  # all looks of one call are one miss at most
+
+    def _there(self, directory: Directory, edge_id: int, hashed: tuple[int, int]) -> bool:
+        try:
+            return self._stopped or self._consumer.find(directory, self.namespace, edge_id, hashed) is not None
+        except Exception:  # the look itself will raise it where somebody is told
+            return True
+
+    def _arrivals_for(self, stage: int) -> Arrivals | None:
+        """Who tells about payloads for that stage; None where the look itself will say why there is nobody."""
+        if self._stopped or not self._key_lookup:
+            return None
+        directory = self._sound_directory()
+        arrivals = self._arrivals.get(stage)
+        if directory is not None and (arrivals is None or arrivals.directory is not directory):
+            with self._lock:
+                arrivals = self._arrivals[stage] = Arrivals(directory, stage)
+        return arrivals
+
     def _get_by_metadata(
         self, edge: tuple[str, str], request: str, metadata: Metadata, copy: bool | None, device: Any
     ) -> tuple[Any, int] | None:
@@ -574,6 +622,8 @@ class SharedMemoryConnector(OmniConnectorBase):
             if self._dropped:
                 logger.info("closed with %d payloads that nobody had taken: dropped", self._dropped)
         finally:
+            for arrivals in list(self._arrivals.values()):
+                arrivals.stop()
             if directory is not None:
                 for stage in range(BELLS):
                     directory.ring(stage)  # waiting gets of this process look around, and find it closed

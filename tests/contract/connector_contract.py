@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contract import (
     arguments,
+    batches,
     carrying,
     closing,
     concurrency,
@@ -30,6 +31,7 @@ TOPICS: list[type[Topic]] = [
     *loans.TOPICS,
     *space.TOPICS,
     *waiting.TOPICS,
+    *batches.TOPICS,
     *arguments.TOPICS,
     *closing.TOPICS,
     *concurrency.TOPICS,

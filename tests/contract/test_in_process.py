@@ -28,6 +28,7 @@ class InProcess(Profile):
         "test_size_is_header_plus_buffers": ITS_SIZE,
         "test_size_counts_the_header_of_an_empty_payload": ITS_SIZE,
         "Refusals": THE_OBJECT_ITSELF,
+        "test_what_cannot_be_carried_stops_it_and_leaves_the_rest": THE_OBJECT_ITSELF,
         "test_an_error_comes_out_of_the_future": THE_OBJECT_ITSELF,
         "test_after_a_refused_payload_it_is_still_a_loan": THE_OBJECT_ITSELF,
         "HostWire": THE_OBJECT_ITSELF,
