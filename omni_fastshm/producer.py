@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _LIVENESS_NS = 50_000_000  # a put that waits for room looks this often whether the readers still live
 _LINGER_NS = 5_000_000  # takes ring no bell, so closing looks this often whether all is taken
+_FIRST = 4 << 20  # so many bytes of a segment, or what the first payload needs, have memory before it is used
+_STEP = 4 << 20  # and so many more are added at a time
 _MANY = 16  # segments hold whole payloads when fewer than this would fit, so that no large rest is wasted
 
 
@@ -90,6 +92,8 @@ class Producer:
         self._segment_bytes = segment_bytes
         self._idle_ns = int(idle_segment_s * 1e9)
         self._next_number = 0
+        self._growing: Segment | None = None  # its memory is still being taken, by a thread
+        self._taker: threading.Thread | None = None
         # Held while segments are added, and when their names go. Re-entrant, for a signal handler may put, or close,
         # while the thread that it interrupts holds it; a close then leaves the rest to that thread.
         self._changing = threading.RLock()
@@ -117,9 +121,10 @@ class Producer:
 
     @property
     def capacity(self) -> int:
-        """Bytes of all data segments there are now."""
+        """Bytes of all data segments there are now, with what is still to come of the one that grows."""
+        growing = self._growing
         capacity: int = self.outbox.ring.capacity
-        return capacity
+        return capacity if growing is None else capacity + growing.room - growing.size
 
     def room(self, size: int, timeout_s: float) -> Reservation | None:
         """Room for a frame, or None when there is none within the time.
@@ -175,6 +180,8 @@ class Producer:
             )
         if made is None and self.outbox.reap():
             made = attempt()  # dead readers held enough: no need for more memory
+        while made is None and self._take_more():
+            made = attempt()
         if made is None and self._grow(size) and not self.closed:
             made = attempt()
         return made
@@ -223,7 +230,7 @@ class Producer:
             return False
         for attempt in (wanted, need):
             try:
-                self._add_segment(attempt)
+                self._add_segment(attempt, need)
                 return True
             except SegmentError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
@@ -239,7 +246,7 @@ class Producer:
         size = min(max(self._segment_bytes // 64 * 64, need), room)
         return size // need * need if size < _MANY * need else size
 
-    def _add_segment(self, size: int) -> None:
+    def _add_segment(self, size: int, need: int = 0) -> None:
         if not self.name.startswith(segments.owner_prefix()):  # its readers would refuse somebody else's segment
             raise SegmentError(
                 f"{self.name} cannot grow: this process has become user {segments.user_id()}; build another connector",
@@ -251,16 +258,52 @@ class Producer:
             self._next_number += 1  # first: whatever is raised in between, the name is not tried again
             with contextlib.suppress(FileExistsError):  # somebody put something there: leave it, take the next
                 # Locked, so that no janitor takes it for a dead producer's, whatever stands under the control's name.
-                segment = segments.make(segments.data_name(self.name, number), size, lock=LOCK_OWNER)
+                name, first = segments.data_name(self.name, number), min(size, max(need, _FIRST))
+                segment = segments.make(name, first, lock=LOCK_OWNER, room=size)
                 break
         else:
             raise SegmentError(f"cannot make a data segment for {self.name}: every name was taken", op="make")
-        if self.capacity + segment.size > self.max_bytes:  # a signal handler's put has added one meanwhile
+        if self.capacity + segment.room > self.max_bytes:  # a signal handler's put has added one meanwhile
             segments.unlink(segment.name)
             raise SegmentError(f"no room for {segment.name} any more", errno=errno.ENOSPC, op="put")
         self.outbox.add_segment(segment, number)
         self._segments += 1
+        if segment.size < segment.room:
+            self._growing = segment
+            self._grow_on()
         self._count_extra()
+
+    def _grow_on(self) -> None:
+        """Take the rest of its memory while the first payloads are on their way: that takes 0.5 ms for each MiB."""
+        self._taker = threading.Thread(target=self._take_rest, name="omni-fastshm-memory", daemon=True)
+        try:
+            self._taker.start()
+        except RuntimeError:  # no more threads: then at once
+            self._take_rest()
+
+    def _take_rest(self) -> None:
+        more = True
+        while more:  # the lock is free in between: a put that needs it waits for one step
+            with self._changing:
+                more = self._take_more()
+            if self._shut_later:
+                self._shut()
+
+    def _take_more(self) -> bool:
+        """Take some more memory for the segment that grows; False when it has all, or there is no more to have."""
+        segment = self._growing
+        if segment is None or self._torn_down:
+            return False
+        try:
+            if segment.room - segment.size > segments.mount_free():  # as when it was made: not all there is left
+                raise SegmentError("no room", errno=errno.ENOSPC, op="make", segment=segment.name)
+            segment.extend(min(segment.size + _STEP, segment.room))
+        except SegmentError:
+            self._growing = None  # it stays as long as it is
+            return False
+        if not self.outbox.extend_segment(segment) or segment.size == segment.room:
+            self._growing = None
+        return True
 
     def trim_idle(self) -> None:
         """Look for blocks that are free again and for segments that nothing has used for a while."""
@@ -282,7 +325,8 @@ class Producer:
         if self.outbox.ring.used:
             return
         need = _rounded(size)
-        sizes = [segment.size for segment in self.outbox.data_segments()]
+        growing = self._growing
+        sizes = [each.room if each is growing else each.size for each in self.outbox.data_segments()]
         now = sum(each // need for each in sizes) + (self.max_bytes - sum(sizes)) // need
         usual = self._usual_size(need, self.max_bytes)
         if usual and now < self.max_bytes // usual * (usual // need) + self.max_bytes % usual // need:
@@ -291,6 +335,8 @@ class Producer:
     def _drop(self, arena: int, segment: Segment) -> None:
         if self.outbox.drop_segment(arena, segment):  # unless another thread has begun to use it meanwhile
             segments.unlink(segment.name)
+            if self._growing is segment:
+                self._growing = None
             self._segments -= 1
             self._count_extra()
 
@@ -313,7 +359,14 @@ class Producer:
             self._linger(time.monotonic() + linger_s)
         finally:  # Ctrl-C ends the waiting, but the names go all the same
             dropped = self._shut()
+        self._let_taker_end()
         return dropped
+
+    def _let_taker_end(self) -> None:
+        """What it holds on to would be seen after the close. At most one step is left to it."""
+        taker = self._taker
+        if taker is not None and taker is not threading.current_thread() and taker.is_alive() and not self._shut_later:
+            taker.join(1.0)
 
     def _linger(self, deadline: float) -> None:
         while self.outbox.pending() and time.monotonic() < deadline:

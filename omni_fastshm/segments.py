@@ -134,7 +134,15 @@ def same_host(identity: str) -> bool:
     return identity == own or identity.split("/")[-2:] == own.split("/")[-2:]
 
 
-def make(name: str, size: int, *, backed: int | None = None, populate: bool = True, lock: int | None = None) -> Segment:
+def make(
+    name: str,
+    size: int,
+    *,
+    backed: int | None = None,
+    populate: bool = True,
+    lock: int | None = None,
+    room: int = 0,
+) -> Segment:
     """Make a new object, reserve its memory, map it.
 
     Args:
@@ -142,6 +150,7 @@ def make(name: str, size: int, *, backed: int | None = None, populate: bool = Tr
         size: its length in bytes.
         backed: how many of them get memory now (default all); no room for them is an error here, never a SIGBUS later.
         populate: fill the page tables as well.
+        room: how long `Segment.extend` can make it.
         lock: byte to lock from the start, before anybody can take the object for a dead one's.
 
     Raises:
@@ -149,17 +158,17 @@ def make(name: str, size: int, *, backed: int | None = None, populate: bool = Tr
         SegmentError: no room (its `errno` is ENOSPC), no permission, no mount.
     """
     with no_fork:
-        return _make(name, size, size if backed is None else backed, populate, lock)
+        return _make(name, size, size if backed is None else backed, populate, lock, room)
 
 
-def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -> Segment:
+def _make(name: str, size: int, backed: int, populate: bool, lock: int | None, room: int) -> Segment:
     fd = _create(name)
     try:
         if lock is not None and not (Segment.lock(fd, name, lock) and Segment.inspect(fd, name)[4]):
             raise FileExistsError(errno.EEXIST, "removed while it was made", name)
         os.fchmod(fd, 0o600)  # whatever the umask made of it
         # The attempt would take all there is, for a moment, from whoever else lives on this mount.
-        if backed > mount_free():
+        if max(backed, room) > mount_free():
             raise SegmentError("no room", errno=errno.ENOSPC, op="make", segment=name)
         Segment.reserve(fd, name, size, backed)
     except BaseException as error:
@@ -167,13 +176,13 @@ def _make(name: str, size: int, backed: int, populate: bool, lock: int | None) -
             unlink(name)  # while it is locked: unlocked, it could be another's new object that has the name by now
         os.close(fd)
         if isinstance(error, SegmentError):
-            raise _explained(error, name, backed) from None
+            raise _explained(error, name, max(backed, room)) from None
         raise
     kept = None  # and with it the lock, until the name is gone: without, it could be another's new object by then
     with contextlib.suppress(OSError):  # no descriptor left: then the mapping fails as well, most likely
         kept = os.dup(fd)
     try:
-        return Segment(name, fd, populate, True)
+        return Segment(name, fd, populate, True, room)
     except BaseException:
         unlink(name)
         raise

@@ -83,15 +83,17 @@ cdef class Segment:
         fd: descriptor; closed at once unless `keep`.
         populate: fill the page tables now, so that no page fault comes later.
         keep: keep the descriptor, for locks and for giving the memory back.
+        room: how long it can get by `extend`; 0 for no longer than it is.
     """
     cdef readonly str name
-    cdef readonly uint64_t size
+    cdef readonly uint64_t size  # of the object when it was mapped, or extended here: beyond it nobody may look
+    cdef readonly uint64_t room  # how much is mapped
     cdef readonly int fd
     cdef char *base
     cdef long born
     cdef object __weakref__
 
-    def __cinit__(self, str name, int fd, bint populate=True, bint keep=False):
+    def __cinit__(self, str name, int fd, bint populate=True, bint keep=False, uint64_t room=0):
         cdef ofs_stat found
         cdef void *base = NULL
         cdef int rc
@@ -99,12 +101,14 @@ cdef class Segment:
         self.born = forks
         self.fd = fd
         _check(ofs_segment_stat(fd, &found), "inspect", name)
-        if found.size:
+        room = max(room, found.size)
+        if room:
             with nogil:
-                rc = ofs_segment_map(fd, found.size, populate, keep, &base)
+                rc = ofs_segment_map(fd, room, populate, keep, &base)
             _check(rc, "map", name)
         self.base = <char *>base
         self.size = found.size
+        self.room = room
         if not keep:
             self.forget()
         _mapped.add(self)
@@ -121,7 +125,23 @@ cdef class Segment:
     def __dealloc__(self):
         self.forget()
         if self.base != NULL:
-            ofs_segment_unmap(self.base, self.size)
+            ofs_segment_unmap(self.base, self.room)
+
+    def extend(self, uint64_t size):
+        """Give it memory up to `size` bytes, at most its room, and fill the page tables: no room is an error now."""
+        cdef uint64_t more
+        cdef char *at = self.base + self.size
+        cdef int rc
+        _same_process(self.born, self.name)
+        if not self.size <= size <= self.room or self.fd < 0:
+            raise ValueError(f"{self.name} has {self.size} bytes and room for {self.room}, not for {size}")
+        more = size - self.size
+        with nogil:  # its length grows only after all of the memory is there: a reader never sees a hole
+            rc = ofs_segment_reserve(self.fd, size - more, more) if more else 0
+            if rc == 0:
+                ofs_segment_populate(at, more)
+        _check(rc, "reserve", self.name)
+        self.size = size
 
     @staticmethod
     def inspect(int fd, str name):
@@ -175,6 +195,10 @@ cdef class Segment:
             ofs_segment_resize(self.fd, 0)
 
 
+cdef bint _inside(Segment segment, uint64_t offset, uint64_t size):
+    return offset <= segment.size and size <= segment.size - offset
+
+
 cdef bint _linked(Segment segment):
     cdef ofs_stat found
     return segment.fd < 0 or ofs_segment_stat(segment.fd, &found) != 0 or found.linked
@@ -201,6 +225,12 @@ cdef class RingAllocator:
             raise ValueError(f"an arena's size must be a multiple of 64, got {size}")
         _check(ofs_ring_add(&self.state, size, &arena), "add", "arena")
         return arena
+
+    def extend(self, uint32_t arena, uint64_t size):
+        """The arena has `size` bytes (a multiple of 64) from now on, more than before."""
+        if size % 64:
+            raise ValueError(f"an arena's size must be a multiple of 64, got {size}")
+        _check(ofs_ring_extend(&self.state, arena, size), "extend", f"arena {arena}")
 
     def remove(self, uint32_t arena):
         """Remove an arena without allocations."""
@@ -504,6 +534,14 @@ cdef class Outbox:
                     return extent, place[0], place[1]
         return None
 
+    def extend_segment(self, Segment segment not None):
+        """Use what a data segment has grown by; False when it is no longer in use."""
+        for arena in range(len(self.segments)):
+            if self.segments[arena] is segment:
+                _check(ofs_ring_extend(&self.ring.state, arena, segment.size & ~<uint64_t>63), "extend", segment.name)
+                return True
+        return False
+
     def add_segment(self, Segment segment not None, uint32_t number):
         """Use another data segment."""
         cdef uint32_t arena = self.ring.add(segment.size & ~<uint64_t>63)
@@ -711,8 +749,8 @@ cdef class Lease:
         if not self.content.flags & OFS_FLAG_EXTERNAL:
             raise MetadataError("the frame points outside itself, but has no pieces there", op="get",
                                 segment=self.inbox.control.name)
-        segment = self.inbox.data_segment(number)
-        if offset > segment.size or nbytes > segment.size - offset:
+        segment = self.inbox.data_segment(number, offset, nbytes)
+        if not _inside(segment, offset, nbytes):
             raise MetadataError(f"a leaf lies outside its segment: [{offset}, +{nbytes}) of {segment.size}", op="get",
                                 segment=segment.name)
         return self._view(segment, offset, nbytes, readonly)
@@ -860,20 +898,21 @@ cdef class Inbox:
         self.leases += 1
         self.briefs += slot == OFS_SHARED_SLOT
         lease.held = True
-        lease.segment = self.data_segment(lease.content.segment)
-        if (lease.content.offset > lease.segment.size or
-                lease.content.frame_size > lease.segment.size - lease.content.offset):
+        lease.segment = self.data_segment(lease.content.segment, lease.content.offset, lease.content.frame_size)
+        if not _inside(lease.segment, lease.content.offset, lease.content.frame_size):
             raise MetadataError(f"block {block} points outside {lease.segment.name}", op="get",
                                 segment=lease.segment.name)
         return lease
 
-    cdef Segment data_segment(self, uint32_t number):
+    cdef Segment data_segment(self, uint32_t number, uint64_t offset, uint64_t size):
+        """The data segment with these bytes, or without them when it has none there."""
+        cdef Segment segment
         cdef uint32_t retired = ofs_segments_retired(self.shared)
         if retired != self.retired:
             self.segments.clear()  # leases keep theirs; an unused mapping of a segment given up would be a leak
             self.retired = retired
         segment = self.segments.get(number)
-        if segment is None:
+        if segment is None or not _inside(segment, offset, size):  # it may have grown since
             segment = self.segments[number] = self.open_segment(number)
         return segment
 

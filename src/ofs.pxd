@@ -51,6 +51,7 @@ cdef extern from "ofs_segment.h" nogil:
     int ofs_segment_resize(int fd, uint64_t size)
     int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size)
     int ofs_segment_map(int fd, uint64_t size, bint populate, bint apart, void **base)
+    void ofs_segment_populate(void *at, uint64_t size)
     int ofs_segment_unmap(void *base, uint64_t size)
     int ofs_lock_try(int fd, int byte, bint exclusive)
     int ofs_lock_wait(int fd, int byte, bint exclusive)
@@ -149,6 +150,7 @@ cdef extern from "ofs_ring.h" nogil:
         uint64_t used
     uint64_t ofs_ring_round(uint64_t size)
     int ofs_ring_add(ofs_ring *ring, uint64_t size, uint32_t *arena)
+    int ofs_ring_extend(ofs_ring *ring, uint32_t arena, uint64_t size)
     int ofs_ring_remove(ofs_ring *ring, uint32_t arena)
     int ofs_ring_take(ofs_ring *ring, uint64_t size, uint32_t *arena, uint64_t *offset)
     int ofs_ring_give(ofs_ring *ring, uint32_t arena, uint64_t offset, uint64_t size)

@@ -50,6 +50,25 @@ int ofs_ring_add(struct ofs_ring *ring, uint64_t size, uint32_t *number)
     return OFS_OK;
 }
 
+int ofs_ring_extend(struct ofs_ring *ring, uint32_t number, uint64_t size)
+{
+    if (number >= ring->arena_count || !ring->arenas[number].open || size < ring->arenas[number].size)
+        return -EINVAL;
+    struct ofs_arena *arena = &ring->arenas[number];
+    uint64_t more = size - arena->size;
+    struct ofs_gap *last = arena->gap_count ? &arena->gaps[arena->gap_count - 1] : NULL;
+    if (last && last->offset + last->size == arena->size) {
+        last->size += more;
+    } else if (more) {
+        if (make_room(arena) != OFS_OK)
+            return -ENOMEM;
+        arena->gaps[arena->gap_count++] = (struct ofs_gap){.offset = arena->size, .size = more};
+    }
+    arena->size = size;
+    ring->size += more;
+    return OFS_OK;
+}
+
 int ofs_ring_remove(struct ofs_ring *ring, uint32_t number)
 {
     if (number >= ring->arena_count || !ring->arenas[number].open)

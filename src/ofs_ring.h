@@ -43,6 +43,9 @@ uint64_t ofs_ring_round(uint64_t size);
 /* Add an arena of `size` bytes, a multiple of OFS_ALIGN; its number goes to `*arena`. -ENOMEM when malloc fails. */
 int ofs_ring_add(struct ofs_ring *ring, uint64_t size, uint32_t *arena);
 
+/* The arena has `size` bytes from now on, more than before, a multiple of OFS_ALIGN. -ENOMEM when malloc fails. */
+int ofs_ring_extend(struct ofs_ring *ring, uint32_t arena, uint64_t size);
+
 /* Remove an arena without allocations; -EBUSY otherwise. */
 int ofs_ring_remove(struct ofs_ring *ring, uint32_t arena);
 

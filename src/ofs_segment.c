@@ -10,6 +10,11 @@
 
 #include "ofs_fault.h"
 
+#define HUGE_PAGE (2u << 20)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 int ofs_segment_stat(int fd, struct ofs_stat *found)
 {
     struct stat st;
@@ -59,11 +64,18 @@ int ofs_segment_map(int fd, uint64_t size, bool populate, bool apart, void **bas
     }
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (populate ? MAP_POPULATE : 0), through, 0);
     int rc = at == MAP_FAILED ? -errno : OFS_OK;
+    if (rc == OFS_OK && populate && size >= HUGE_PAGE)
+        (void)madvise(at, size, MADV_HUGEPAGE); /* heard where the mount says `advise`; elsewhere its own setting holds */
     if (apart)
         close(through);
     if (rc == OFS_OK)
         *base = at;
     return rc;
+}
+
+void ofs_segment_populate(void *at, uint64_t size)
+{
+    (void)madvise(at, size, MADV_POPULATE_WRITE); /* before Linux 5.14: a fault per page, once */
 }
 
 int ofs_segment_unmap(void *base, uint64_t size)

@@ -84,6 +84,18 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.ring.free(*piece)
 
     @precondition(lambda self: self.oracle.arenas)
+    @rule(data=st.data(), cells=st.integers(-2, 20))
+    def extend(self, data: st.DataObject, cells: int) -> None:
+        arena = data.draw(st.sampled_from(sorted(self.oracle.arenas)))
+        size = len(self.oracle.arenas[arena]) + cells
+        if cells < 0:
+            with pytest.raises((SegmentError, OverflowError)):
+                self.ring.extend(arena, size * CELL)
+        else:
+            self.ring.extend(arena, size * CELL)
+            self.oracle.arenas[arena] += [False] * cells
+
+    @precondition(lambda self: self.oracle.arenas)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         arena = data.draw(st.sampled_from(sorted(self.oracle.arenas)))
