@@ -45,7 +45,12 @@ SETTINGS: dict[str, Setting] = {
         65536,
         help="payloads from this serialized size on go to shared memory, smaller ones into the metadata",
     ),
-    "segment_bytes": Setting("bytes", 64 << 20, minimum=4096, help="usual size of a data segment"),
+    "segment_bytes": Setting(
+        "bytes",
+        64 << 20,
+        minimum=4096,
+        help="usual size of a data segment; its memory is taken piece by piece after the first payload",
+    ),
     "max_bytes": Setting(
         "bytes",
         None,
