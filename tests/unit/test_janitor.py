@@ -26,7 +26,8 @@ OBJECTS = [f"{ENDPOINT}.ctl", f"{ENDPOINT}.d0", f"{ENDPOINT}.d17", "dir"]
 
 @pytest.fixture
 def make(connect: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda **settings: connect(SharedMemoryConnector, **settings)
+    # Of a megabyte, which needs no thread to get its memory: nothing changes behind a test that looks twice.
+    return lambda **settings: connect(SharedMemoryConnector, **{"segment_bytes": 1 << 20, **settings})
 
 
 KINDS = [link, dangling, folder, fifo, pytest.param(other_user, marks=pytest.mark.root)]
