@@ -56,7 +56,7 @@ def main() -> None:
     memory = mmap.mmap(-1, SIZES[-1])
     data = np.frombuffer(memory, dtype=np.int64)
     data[:] = 1
-    source = ctypes.create_string_buffer(SIZES[-1])
+    source = np.random.default_rng(1).integers(0, 255, SIZES[-1], np.uint8)  # untouched pages are all one page of zeros
     child = os.fork()
     if child == 0:
         try:
@@ -67,7 +67,7 @@ def main() -> None:
     figures, turn = [], 0
     for size in SIZES:
         times: dict[tuple[str, str], list[float]] = {}
-        piece = Piece(data.ctypes.data, ctypes.addressof(source), size)
+        piece = Piece(data.ctypes.data, source.ctypes.data, size)
         for index in range(ROUNDS * 2):
             way, limit = (("streaming", 1), ("memcpy", NEVER))[index % 2]
             turn += 1
@@ -81,7 +81,7 @@ def main() -> None:
         row = {f"{way}_{what}_us": round(statistics.median(each), 1) for (way, what), each in times.items()}
         figures.append({"bytes": size, **row})
     os.waitpid(child, 0)
-    machine = {"machine": platform.machine(), "kernel": platform.release(), "cores": os.cpu_count()}
+    machine = {"machine": platform.machine(), "kernel": platform.release().partition("-")[0], "cores": os.cpu_count()}
     print(json.dumps({**machine, "figures": figures}, indent=1))
 
 

@@ -1091,25 +1091,20 @@ cdef class Plan:
         return PREFIX + header_size
 
     cdef int write(self, char *target, size_t stream_from) except -1:
-        """Everything up to `frame_size`, gaps as zeros: what lay there before must not travel along."""
+        """Everything up to `frame_size`."""
         cdef ofs_piece few[64]
         cdef ofs_piece *list_ = few
         cdef size_t i
-        cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
-        cdef size_t next_
         if self.count > 64:
             list_ = <ofs_piece *> malloc(self.count * sizeof(ofs_piece))
             if list_ == NULL:
                 raise MemoryError("no memory for the list of buffers")
         self.begin(target)
+        self.fill_gaps(target)
         for i in range(self.count):
-            next_ = self.start + self.pieces[i].offset
-            memset(target + at, 0, next_ - at)
-            at = next_ + self.pieces[i].size
-            list_[i].target = target + next_
+            list_[i].target = target + self.start + self.pieces[i].offset
             list_[i].source = self.pieces[i].source
             list_[i].size = self.pieces[i].size
-        memset(target + at, 0, self.frame_size - at)
         if self.area < 32768:
             ofs_copy_pieces(list_, self.count, OFS_STREAM_FROM)  # shorter than giving the GIL away and taking it back
         else:
@@ -1126,6 +1121,57 @@ cdef class Plan:
             address: of `frame_size` writable bytes, 64-byte aligned so that the receiver's views are, too.
         """
         self.write(<char *> address, OFS_STREAM_SHARED_FROM)
+
+    def pack_part(self, size_t address, size_t part, size_t parts):
+        """`pack_into` in `parts` parts, numbered from 0, which as many threads may write at once.
+
+        Args:
+            address: as for `pack_into`.
+            part: which part: an equal share of the payload bytes, the first one with header and gaps.
+            parts: how many there are.
+        """
+        cdef size_t low = self.share(part, parts)
+        cdef size_t high = self.share(part + 1, parts)
+        cdef char *target = <char *> address
+        cdef ofs_piece few[64]
+        cdef ofs_piece *list_ = few
+        cdef size_t i, first, last
+        cdef size_t at = 0
+        if part >= parts:
+            raise ValueError(f"there is no part {part} of {parts}")
+        if self.count > 64:
+            list_ = <ofs_piece *> malloc(self.count * sizeof(ofs_piece))
+            if list_ == NULL:
+                raise MemoryError("no memory for the list of buffers")
+        for i in range(self.count):
+            first = max(low, self.pieces[i].offset)
+            last = min(high, self.pieces[i].offset + self.pieces[i].size)
+            if first < last:
+                list_[at].target = target + self.start + first
+                list_[at].source = <const char *> self.pieces[i].source + (first - self.pieces[i].offset)
+                list_[at].size = last - first
+                at += 1
+        if part == 0:
+            self.begin(target)
+            self.fill_gaps(target)
+        with nogil:
+            ofs_copy_pieces(list_, at, OFS_STREAM_SHARED_FROM)
+        if list_ != few:
+            free(list_)
+
+    cdef size_t share(self, size_t part, size_t parts) noexcept:
+        """Where in the data area a part begins: on a page, so that no two threads write to one line."""
+        return self.area if part >= parts else <size_t> (self.area // parts * part) & ~<size_t> 4095
+
+    cdef void fill_gaps(self, char *target) noexcept:
+        """Zeros: what lay there before must not travel along."""
+        cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
+        cdef size_t i, next_
+        for i in range(self.count):
+            next_ = self.start + self.pieces[i].offset
+            memset(target + at, 0, next_ - at)
+            at = next_ + self.pieces[i].size
+        memset(target + at, 0, self.frame_size - at)
 
     def gather(self, size_t direct_from):
         """The frame as a list of parts for a transport that collects them itself, so that large leaves are not copied here.

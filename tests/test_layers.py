@@ -22,7 +22,7 @@ LAYERS = [
     "_codec_forms _codec_host",
     "codec loans",
     "segments reading",
-    "arrivals directory consumer metadata inventory",
+    "arrivals copiers directory consumer metadata inventory",
     "janitor",
     "producer",
     "connectors._leaves connectors._spaces",

@@ -20,6 +20,7 @@ from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, R
 from omni_fastshm.arrivals import Arrivals
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
+from omni_fastshm.copiers import Copiers
 from omni_fastshm.directory import leave_directory, open_directory
 from omni_fastshm.errors import ConfigError, ConnectorClosed, FastShmError, ForkedConnector, MetadataError, SegmentError
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
@@ -64,6 +65,13 @@ SETTINGS: dict[str, Setting] = {
         choices=("refuse", "inline"),
         help="what becomes of a payload that finds no room: refused, or sent inside its metadata",
     ),
+    "copy_threads": Setting(
+        "int",
+        1,
+        minimum=1,
+        maximum=16,
+        help="threads that copy a payload of 16 MiB and more; worth it where other cores are idle",
+    ),
     "busy_wait_us": Setting("microseconds", 20.0, maximum=1e6, help="how long a waiting get spins before it sleeps"),
     "namespace": Setting(
         "str", None, help="which connectors see each other; default $OMNI_FASTSHM_NAMESPACE, else 'default'"
@@ -85,6 +93,7 @@ SETTINGS: dict[str, Setting] = {
     "types": Setting("names", (), help="'module:Class' names that may be imported to rebuild payloads"),
 }
 
+_THREADS_FROM = 16 << 20  # below that, waking the threads takes what they win (docs/decisions/0009)
 _NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well; it ends at some time
 _SAY_AGAIN_S = 60.0  # so often at most a connector logs that payloads travel inline for one and the same reason
 _LOOKS = 100  # a get looks again while the bell rings, but not for ever: other payloads of its stage ring it as well
@@ -139,6 +148,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._decoder = codec.decoder(
             types=self._types, allow_pickle=self._pickle, wire=self._wire, copy_below=settings["copy_below"]
         )
+        self._copiers = Copiers(settings["copy_threads"]) if settings["copy_threads"] > 1 else None
         janitor.sweep(self.namespace)
         if self._key_lookup:
             self._open_directory()
@@ -242,7 +252,10 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._refuse("put")
             self._count_refusal(edge, request, *self._why_no_room(producer, plan))
             return None
-        plan.pack_into(room.address)
+        if self._copiers is None or plan.frame_size < _THREADS_FROM:
+            plan.pack_into(room.address)
+        else:
+            self._copiers.pack(plan, room.address)
         edge_id = edge_hash(*edge)
         high, low = request_hash(request)
         stamp = producer.directory.stamp() if self._key_lookup else 0
@@ -608,6 +621,8 @@ class SharedMemoryConnector(OmniConnectorBase):
             if self._executor is not None:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             self._stopped = True
+            if self._copiers is not None:
+                self._copiers.close()
         try:
             self._close()
         except Exception:
