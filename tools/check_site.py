@@ -1,7 +1,7 @@
 """Is the built site complete by itself? ``python tools/check_site.py build/site``
 
-MkDocs checks links in Markdown; this checks what a browser gets: every link and anchor, also those from raw HTML and in the
-navigation, leads somewhere, and no page makes the browser fetch anything from elsewhere.
+MkDocs checks links in Markdown; this checks what a browser gets: every link and anchor, also those from raw HTML and in
+the navigation, leads somewhere, and no page makes the browser fetch anything from elsewhere.
 """
 
 from __future__ import annotations

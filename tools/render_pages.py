@@ -30,19 +30,21 @@ ERRORS_HEAD = """# Errors, and what to do
 
 | answer | means | to do |
 | --- | --- | --- |
-| `put` → `(False, 0, None)` | no room for `put_timeout_s`: the ring is at `max_bytes`, the mount or the store is full. Nothing was sent; the log has the request id, the bytes wanted and the bytes free | try again later, or fail the request; raise what the log line names; or `fallback: inline` |
-| `get` → `None` | nothing there (yet), taken already, cancelled, replaced, its sender closed, or the time ran out | carry on without it, or halt the stage: `recv_via_connector` does |
+| `put` → `(False, 0, None)` | no room for `put_timeout_s`: ring, mount or store is full. Nothing was sent | \
+try again, or fail the request; raise what the line in the log names; or `fallback: inline` |
+| `get` → `None` | not there (yet), taken, cancelled, replaced, its sender closed, or the time ran out | \
+carry on without it, or halt the stage: `recv_via_connector` does |
 
-Everything else is an exception. This table is made from the docstrings of `omni_fastshm.errors` by `tools/render_pages.py`;
-`also` is the built-in exception that it can be caught as.
+Everything else is an exception. This table is made from the docstrings of `omni_fastshm.errors` by
+`tools/render_pages.py`; `also` is the built-in exception that it can be caught as.
 
 | error | also | means | to do |
 | --- | --- | --- | --- |
 """
 
 ERRORS_TAIL = """
-Beside these: a shape or dtype that `allocate` cannot make is a `ValueError` or `TypeError` in the words of NumPy or torch, and a
-connector that is pickled or copied raises `TypeError`. `close` and `health` raise nothing.
+Beside these: a shape or dtype that `allocate` cannot make is a `ValueError` or `TypeError` in the words of NumPy or
+torch, and a connector that is pickled or copied raises `TypeError`. `close` and `health` raise nothing.
 
 By symptom: [troubleshooting.md](troubleshooting.md).
 
@@ -71,7 +73,9 @@ def takes(setting: Setting) -> str:
         text = "text"
     else:
         low = number(setting.minimum or 0)
-        text = (f"{low} … {number(setting.maximum)}" if setting.maximum is not None else f"≥ {low}") + UNITS[setting.kind]
+        text = (f"{low} … {number(setting.maximum)}" if setting.maximum is not None else f"≥ {low}") + UNITS[
+            setting.kind
+        ]
     return f"{text}, `$NAME`" if setting.env else text
 
 
@@ -103,7 +107,7 @@ def configuration_page(text: str) -> str:
         head, heading, rest = text.partition(f"### {name}\n")
         before, begin, rest = rest.partition(BEGIN)
         _, end, after = rest.partition(END)
-        assert heading and begin and end, f"no place for the table of {name}"
+        assert all((heading, begin, end)), f"no place for the table of {name}"
         text = f"{head}{heading}{before}{begin}\n\n{settings_table(table)}\n\n{end}{after}"
     return text
 

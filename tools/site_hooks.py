@@ -1,7 +1,7 @@
 """What MkDocs cannot do by itself: pages of the documentation may link to any file of the project.
 
-Such a file (a test that shows a guarantee, the data of a figure) becomes a page of the site, under ``source/``, so that the
-site is complete by itself. A link to a test by name, ``…/test_death.py#TestDeath.test_by_key_too``, leads to its line.
+Such a file (a test that shows a guarantee, the data of a figure) becomes a page of the site, under ``source/``, so that
+the site is complete by itself. A link to a test by name, ``test_death.py#TestDeath.test_by_key_too``, leads to its line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = "docs"
 SOURCE = "source"
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]*)(#[^)\s]*)?\)")
-LANGUAGES = {".py": "python", ".pyi": "python", ".pyx": "cython", ".c": "c", ".h": "c", ".json": "json", ".yaml": "yaml"}
+LANGUAGES = {
+    ".py": "python",
+    ".pyi": "python",
+    ".pyx": "cython",
+    ".c": "c",
+    ".h": "c",
+    ".json": "json",
+    ".yaml": "yaml",
+}
 COMING = {"devices.md", "vllm-omni.md", "sizing.md", "metrics.md"}
 LARGEST = 200_000  # characters of a file that is shown whole
 
@@ -58,7 +66,9 @@ def content(path: str) -> str:
     """What the page of a file shows."""
     file = ROOT / path
     if file.is_dir():
-        rows = "".join(f"- `{entry.name}`\n" for entry in sorted(file.iterdir()) if not entry.name.startswith((".", "__")))
+        rows = "".join(
+            f"- `{entry.name}`\n" for entry in sorted(file.iterdir()) if not entry.name.startswith((".", "__"))
+        )
         return f"# {path}\n\n{rows}"
     if path.endswith(".md"):
         return file.read_text()
