@@ -5,9 +5,9 @@
     python tools/matrix.py --torch 2.4.1 --torch 2.13.0 also with these, where there is a wheel
 
 Without --torch only what needs no torch is tested: tests/unit/test_without_torch.py and its like. With it, the codec's
-tests run as well. Each combination has a virtual environment of its own under build/matrix, and a line in the table at the
-end. The exit status is 1 when one failed; what cannot be installed, for want of a wheel of that release for that Python, is
-`absent`, with the reason, unless everything is. Needs a git checkout.
+tests run as well. Each combination has a virtual environment of its own under build/matrix, and a line in the table at
+the end. The exit status is 1 when one failed; what cannot be installed, for want of a wheel for that Python, is `absent`,
+with the reason, unless everything is. Needs a git checkout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUMPY = {
     "3.13": ("2.1.3", "2.5.5"),
 }
 BUILD = ("setuptools==84.2.1", "cython==3.3.1", "wheel")
-NEEDS = ("posix_ipc>=1.1", "msgspec>=0.18.6", "PyYAML>=6.0", "pytest==9.2.0", "pytest-benchmark==5.3.1")
+NEEDS = ("posix_ipc>=1.1", "msgspec>=0.18.6", "PyYAML>=6.0", "pytest==9.2.0", "pytest-benchmark==5.3.1", "hypothesis")
 WITHOUT_TORCH = (
     "tests/unit/test_without_torch.py",
     "tests/unit/test_settings.py",
@@ -128,7 +128,18 @@ def test(version: str, interpreter: str, wheel: Path, numpy: str, torch: str | N
     name = f"numpy-{numpy}" + (f"-torch-{torch}" if torch else "")
     folder, log = WORK / version / name, WORK / version / f"{name}.log"
     row = Row(version, numpy, torch or "-", "")
-    packages = [f"numpy=={numpy}", *NEEDS, *((f"torch=={torch}", "hypothesis", "pillow") if torch else ())]
+    packages = [
+        f"numpy=={numpy}",
+        *NEEDS,
+        *(
+            (
+                f"torch=={torch}",
+                "pillow",
+            )
+            if torch
+            else ()
+        ),
+    ]
     if not run([interpreter, "-m", "venv", folder], log):
         return row._replace(result=f"failed: no virtual environment, {log}")
     if not pip(folder, log, "--only-binary", "numpy,torch", *packages):
