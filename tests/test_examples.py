@@ -30,7 +30,7 @@ def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[s
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         check=False,
     )
 
@@ -49,6 +49,7 @@ def test_the_examples_are_there() -> None:
         "crash_and_recover.py",
         "loans.py",
         "across_nodes.py",
+        "streaming_asyncio.py",
     } <= set(SCRIPTS)
 
 
@@ -82,6 +83,7 @@ def needs(name: str) -> None:
         pytest.skip("Mooncake's store cannot be loaded")
 
 
+@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_checks_itself_and_says_ok(name: str, tmp_path: Path, namespace: str) -> None:
     needs(name)
@@ -93,6 +95,7 @@ def test_an_example_checks_itself_and_says_ok(name: str, tmp_path: Path, namespa
     assert not done.stderr
 
 
+@pytest.mark.time_limit(120)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_without_its_guard_fails(name: str, tmp_path: Path) -> None:
     needs(name)
