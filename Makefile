@@ -47,6 +47,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py
 
 # The documentation as a site, in build/site; reads the sources, needs no network beyond the set-up.
 docs: $(DOCS_STAMP)

@@ -1,4 +1,4 @@
-"""Chunks of speech while they are made: one event loop plays many requests at once with `aget`, without a thread for each."""
+"""Chunks of speech while they are made: one event loop plays many requests at once, without a thread for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_fastshm import SharedMemoryConnector
+from omni_fastshm import OmniConnectorBase, SharedMemoryConnector
 
 REQUESTS, CHUNKS, SAMPLES = 12, 8, 24_000
 CARELESS = "--break" in sys.argv
@@ -32,7 +32,7 @@ def code2wav(settings: dict[str, Any]) -> None:
             connector.put("code2wav", "player", f"{request}/{CHUNKS}", None)  # the end
 
 
-async def play(connector: SharedMemoryConnector, request: int) -> int:
+async def play(connector: OmniConnectorBase, request: int) -> int:
     """Takes one request's chunks in order, as they come; returns how many."""
     for number in range(CHUNKS + 1):
         timeout = 0 if CARELESS else 50  # 0 looks, and does not wait

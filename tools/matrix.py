@@ -13,6 +13,7 @@ with the reason, unless everything is. Needs a git checkout.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "matrix"
+# What the caller's shell adds to the path of modules must not stand in front of the wheel.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 # The oldest that there is a wheel of, and the newest.
 NUMPY = {
@@ -63,7 +66,9 @@ def run(command: Sequence[str | Path], log: Path, cwd: Path = ROOT, limit: float
     with log.open("a") as file:
         print("$", *command, file=file, flush=True)
         try:
-            done = subprocess.run(command, cwd=cwd, stdout=file, stderr=file, timeout=limit, check=False)
+            done = subprocess.run(
+                command, cwd=cwd, env=ENVIRONMENT, stdout=file, stderr=file, timeout=limit, check=False
+            )
         except subprocess.TimeoutExpired:
             print(f"ran past {limit:g} s", file=file)
             return False
@@ -108,19 +113,9 @@ def build(version: str, interpreter: str, log: Path) -> Path | None:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name)
     made = run([interpreter, "-m", "venv", folder], log) and pip(folder, log, *BUILD)
-    wheel = [
-        folder / "bin/python",
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        copy / "dist",
-        copy,
-    ]
-    return next((copy / "dist").glob("*.whl"), None) if made and run(wheel, log) else None
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(copy / "dist")]
+    made = made and run([folder / "bin/python", "-m", "pip", "wheel", *options, copy], log)
+    return next((copy / "dist").glob("*.whl"), None) if made else None
 
 
 def test(version: str, interpreter: str, wheel: Path, numpy: str, torch: str | None) -> Row:

@@ -47,7 +47,7 @@ class PyxDocs(Extension):
                 continue
             for name, text in docstrings(path.read_text()).items():
                 try:
-                    target = module[name] if name else module
+                    target: Any = module[name] if name else module
                 except KeyError:
                     continue  # private: the stub does not have it
                 target.docstring = Docstring(text, parent=target)

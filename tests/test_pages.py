@@ -1,0 +1,108 @@
+"""Pages that are made from the code are as the code would make them; pages that name messages name real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import omni_fastshm
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+# Messages of the system, of Docker and of the compiler, which stand in nobody's sources here.
+NOT_OURS = {"No space left on device", "gcc", "Python.h", "/dev/shm", "get"}
+
+pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="the tools are not beside these tests")
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"omni_fastshm_tool_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_settings_are_the_schema() -> None:
+    page = DOCS / "configuration.md"
+    assert page.read_text() == tool("render_pages").configuration_page(page.read_text()), "run `make pages`"
+
+
+def test_a_changed_setting_shows() -> None:
+    """The comparison above is worth something: another default is another page."""
+    page = (DOCS / "configuration.md").read_text()
+    changed = page.replace("| `put_timeout_s` | 5 |", "| `put_timeout_s` | 6 |", 1)
+    assert changed != page
+    assert tool("render_pages").configuration_page(changed) == page
+
+
+def test_the_page_of_errors_is_made_from_their_docstrings() -> None:
+    made = tool("render_pages").errors_page()
+    assert (DOCS / "errors.md").read_text() == made, "run `make pages`"
+    errors = [name for name in omni_fastshm.__all__ if isinstance(getattr(omni_fastshm, name), type)]
+    errors = [name for name in errors if issubclass(getattr(omni_fastshm, name), omni_fastshm.FastShmError)]
+    assert len(errors) > 8
+    assert all(f"`{name}` |" in made for name in errors)
+
+
+def test_every_promised_name_has_an_entry_in_the_api_pages() -> None:
+    pages = "\n".join(path.read_text() for path in [*(DOCS / "api").glob("*.md"), DOCS / "errors.md"])
+    shown = set(re.findall(r"^::: omni_fastshm[\w.]*\.(\w+)$", pages, re.MULTILINE))
+    errors = {name for name in omni_fastshm.__all__ if f"`{name}` |" in (DOCS / "errors.md").read_text()}
+    assert set(omni_fastshm.__all__) - shown - errors == set()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    class Loader(yaml.SafeLoader):
+        """MkDocs has tags of its own."""
+
+    Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+
+    def pages(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        parts = entry.values() if isinstance(entry, dict) else entry
+        return {page for part in parts for page in pages(part)}  # type: ignore[attr-defined]
+
+    assert {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - pages(nav) == set()
+
+
+def test_messages_in_the_headings_of_troubleshooting_are_real() -> None:
+    sources = " ".join(
+        path.read_text() for path in [*(ROOT / "omni_fastshm").rglob("*.py"), *(ROOT / "src").glob("*.pyx")]
+    )
+    # A message may go over several literals, and name the mount by a constant.
+    text = re.sub(r'"\s*\n?\s*f?"', "", sources).replace("{MOUNT}", "/dev/shm").replace("{segments.MOUNT}", "/dev/shm")
+    text = text.replace("removed from %s by somebody", "removed from /dev/shm by somebody")
+    text += "".join(omni_fastshm.OmniConnectorBase.__abstractmethods__)
+    headings = re.findall(r"^### (.*)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [message for heading in headings for message in re.findall(r"`([^`]+)`", heading)]
+    assert len(quoted) > 15
+    missing = [message for message in quoted if message not in NOT_OURS and message not in text]
+    assert not missing
+
+
+def test_the_texts_of_compiled_modules_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API pages take them from the .pyx; its way of finding them is tried on each method that has one."""
+    fake = ModuleType("griffe")
+    fake.Docstring = fake.Extension = fake.Module = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "griffe", fake)
+    pyx_docs = tool("pyx_docs")
+    for module in ("_core", "_codec"):
+        compiled = importlib.import_module(f"omni_fastshm.{module}")
+        found = pyx_docs.docstrings((ROOT / "src" / f"{module}.pyx").read_text())
+        assert found[""] == (compiled.__doc__ or "").strip()
+        for name, text in found.items():
+            owner, _, method = name.rpartition(".")
+            holder = getattr(compiled, owner, None) if owner else compiled
+            if name and hasattr(holder, method):
+                assert text.split()[0] in (getattr(holder, method).__doc__ or ""), name
+        assert len(found) > 8
