@@ -6,8 +6,8 @@
 
 Without --torch only what needs no torch is tested: tests/unit/test_without_torch.py and its like. With it, the codec's
 tests run as well. Each combination has a virtual environment of its own under build/matrix, and a line in the table at
-the end. The exit status is 1 when one failed; what cannot be installed, for want of a wheel for that Python, is `absent`,
-with the reason, unless everything is. Needs a git checkout.
+the end. The exit status is 1 when one failed; what cannot be installed, for want of a wheel for that Python, is
+`absent`, with the reason, unless everything is. Needs a git checkout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What MkDocs cannot do by itself: pages of the documentation may link to any file of the project.
 
 Such a file (a test that shows a guarantee, the data of a figure) becomes a page of the site, under ``source/``, so that
-the site is complete by itself. A link to a test by name, ``test_death.py#TestDeath.test_by_key_too``, leads to its line.
+the site is complete by itself. A link to a test by name, ``test_x.py#TestX.test_y``, leads to its line.
 """
 
 from __future__ import annotations
