@@ -68,7 +68,8 @@ def test_every_page_is_in_the_navigation() -> None:
 
     def pages(entry: object) -> set[str]:
         if isinstance(entry, str):
-            return {entry}
+            found = (DOCS / entry).glob("*.md") if entry.endswith("/") else [DOCS / entry]
+            return {str(path.relative_to(DOCS)) for path in found}
         parts = entry.values() if isinstance(entry, dict) else entry
         return {page for part in parts for page in pages(part)}  # type: ignore[attr-defined]
 

@@ -30,7 +30,7 @@ LANGUAGES = {
     ".json": "json",
     ".yaml": "yaml",
 }
-COMING = {"devices.md", "vllm-omni.md", "sizing.md", "metrics.md"}
+COMING = ["devices.md", "vllm-omni.md", "sizing.md", "metrics.md"]
 LARGEST = 200_000  # characters of a file that is shown whole
 
 
@@ -79,21 +79,18 @@ def content(path: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Leaves pages out of the navigation that are still being written."""
+    """Expands the folders in the navigation, and leaves out pages that are still being written."""
 
-    def there(entry: Any) -> bool:
-        return not isinstance(entry, str) or entry not in COMING or (ROOT / DOCS / entry).is_file()
+    def expanded(entry: Any) -> Any:
+        if isinstance(entry, dict):
+            return {title: expanded(body) for title, body in entry.items()}
+        if isinstance(entry, list):
+            return [expanded(body) for body in entry if body not in COMING or (ROOT / DOCS / body).is_file()]
+        if entry.endswith("/"):
+            return sorted(str(path.relative_to(ROOT / DOCS)) for path in (ROOT / DOCS / entry).glob("*.md"))
+        return entry
 
-    def prune(nav: list[Any]) -> list[Any]:
-        return [
-            {title: prune(body) if isinstance(body, list) else body for title, body in entry.items()}
-            if isinstance(entry, dict)
-            else entry
-            for entry in nav
-            if there(entry)
-        ]
-
-    config.nav = prune(config.nav)
+    config.nav = expanded(config.nav)
     return config
 
 
