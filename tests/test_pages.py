@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -107,3 +109,32 @@ def test_the_texts_of_compiled_modules_are_found(monkeypatch: pytest.MonkeyPatch
             if name and hasattr(holder, method):
                 assert text.split()[0] in (getattr(holder, method).__doc__ or ""), name
         assert len(found) > 8
+
+
+def public_callables() -> list[tuple[str, object]]:
+    """Functions, and methods that are not inherited, under the promised names."""
+    found: list[tuple[str, object]] = []
+    for name in omni_fastshm.__all__:
+        value = getattr(omni_fastshm, name)
+        if not isinstance(value, type):
+            found.append((name, value))
+        elif not issubclass(value, Exception):
+            found += [(f"{name}.{key}", getattr(value, key)) for key in vars(value) if not key.startswith("_")]
+    return [(name, value) for name, value in found if callable(value)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), public_callables(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_docstrings_tell_arguments_results_and_errors(name: str, value: object) -> None:
+    text = inspect.getdoc(value)
+    assert text, "nothing is said"
+    signature = inspect.signature(value)  # type: ignore[arg-type]
+    taken = [key for key in signature.parameters if key not in ("self", "cls")]
+    if len(text.splitlines()) == 1:
+        assert not name.endswith(("put", "get", "many", "cleanup", "allocate", "connector")), "one line is too little"
+        return
+    for key in taken:
+        assert re.search(rf"^    {key}: ", text, re.MULTILINE), f"nothing is said about {key}"
+    if "return" in getattr(value, "__annotations__", {}) and signature.return_annotation not in ("None", None):
+        assert re.search(r"^(Returns|Yields):", text, re.MULTILINE), "nothing is said about the result"

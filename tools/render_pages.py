@@ -43,8 +43,7 @@ Everything else is an exception. This table is made from the docstrings of `omni
 """
 
 ERRORS_TAIL = """
-Beside these: a shape or dtype that `allocate` cannot make is a `ValueError` or `TypeError` in the words of NumPy or
-torch, and a connector that is pickled or copied raises `TypeError`. `close` and `health` raise nothing.
+Beside these, a connector that is pickled or copied raises `TypeError`. `close` and `health` raise nothing.
 
 By symptom: [troubleshooting.md](troubleshooting.md).
 
