@@ -37,6 +37,17 @@ def test_the_tables_of_settings_are_the_schema() -> None:
     assert page.read_text() == tool("render_pages").configuration_page(page.read_text()), "run `make pages`"
 
 
+def test_files_are_shown_as_they_are() -> None:
+    render = tool("render_pages")
+    for page in render.SHOWING:
+        text = page.read_text()
+        assert render.SHOWN.search(text), page
+        assert text == render.with_files(text), "run `make pages`"
+        changed = re.sub(r"(```(?:python|yaml)\n)[^\n]+", r"\1# another first line", text, count=1)
+        assert changed != text
+        assert render.with_files(changed) == text
+
+
 def test_a_changed_setting_shows() -> None:
     """The comparison above is worth something: another default is another page."""
     page = (DOCS / "configuration.md").read_text()
@@ -138,3 +149,26 @@ def test_docstrings_tell_arguments_results_and_errors(name: str, value: object) 
         assert re.search(rf"^    {key}: ", text, re.MULTILINE), f"nothing is said about {key}"
     if "return" in getattr(value, "__annotations__", {}) and signature.return_annotation not in ("None", None):
         assert re.search(r"^(Returns|Yields):", text, re.MULTILINE), "nothing is said about the result"
+
+
+def test_the_check_of_the_built_site_sees_what_is_wrong(tmp_path: Path) -> None:
+    check = tool("check_site")
+    (tmp_path / "b.html").write_text('<p id="here">x</p>')
+    good = '<a href="b.html#here">x</a><a href="https://example.org/">x</a><link rel="stylesheet" href="s.css">'
+    (tmp_path / "s.css").write_text("p { background: url('p.svg') }")
+    (tmp_path / "a.html").write_text(good)
+    assert list(check.problems(tmp_path)) == []
+    for bad, what in (
+        ('<a href="c.html">x</a>', "leads nowhere"),
+        ('<a href="b.html#there">x</a>', "leads to no anchor"),
+        ('<a href="#there">x</a>', "leads to no anchor"),
+        ('<img src="missing.svg">', "leads nowhere"),
+        ('<script src="https://example.org/x.js"></script>', "fetches https://example.org/x.js"),
+        ('<link rel="stylesheet" href="//example.org/x.css">', "fetches //example.org/x.css"),
+    ):
+        (tmp_path / "a.html").write_text(good + bad)
+        [found] = check.problems(tmp_path)
+        assert what in found
+    (tmp_path / "a.html").write_text(good)
+    (tmp_path / "s.css").write_text("@import 'https://example.org/font.css';")
+    assert len(list(check.problems(tmp_path))) == 1

@@ -1,4 +1,4 @@
-"""Writes what the documentation says about settings and errors from the code that knows.
+"""Writes what the documentation says about settings and errors, and the files that it shows, from the code that knows.
 
 Run ``python tools/render_pages.py`` after a change of a setting or of errors.py; tests/test_pages.py compares.
 """
@@ -20,6 +20,9 @@ from omni_fastshm.settings import Setting
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 ERRORS = ROOT / "docs" / "errors.md"
+# Pages that show a whole file, each time behind a line that names it.
+SHOWING = tuple(ROOT / name for name in ("README.md", "docs/quickstart.md", "docs/deploying.md"))
+SHOWN = re.compile(r"(<!-- file: ([\w./]+) -->\n\n```\w+\n).*?(```\n)", re.DOTALL)
 CONNECTORS = ("SharedMemoryConnector", "InProcessConnector", "MooncakeConnector")
 BEGIN, END = "<!-- settings: begin, written by tools/render_pages.py -->", "<!-- settings: end -->"
 UNITS = {"int": "", "bytes": " bytes", "size": " bytes, or text as `512MB`", "seconds": " s", "microseconds": " µs"}
@@ -143,7 +146,21 @@ def errors_page() -> str:
     return ERRORS_HEAD + "".join(rows) + ERRORS_TAIL
 
 
+def with_files(text: str) -> str:
+    """The page with the text of each file that it shows; of a script without its docstring."""
+
+    def show(match: re.Match[str]) -> str:
+        content = (ROOT / match[2]).read_text()
+        if content.startswith('"""'):
+            content = content.partition('"""\n\n')[2]
+        return f"{match[1]}{content}{match[3]}"
+
+    return SHOWN.sub(show, text)
+
+
 def main() -> int:
+    for page in SHOWING:
+        page.write_text(with_files(page.read_text()))
     CONFIGURATION.write_text(configuration_page(CONFIGURATION.read_text()))
     ERRORS.write_text(errors_page())
     return 0
