@@ -101,8 +101,8 @@ class SegmentError(FastShmError, OSError):
     """Shared memory could not be made, opened or mapped.
 
     To do: go by `errno`. ENOSPC, ENOMEM, EMFILE: make room (``omni-fastshm ls`` says who has it), or raise the limit
-    that the message names. EACCES, EPERM: the object is another user's. ENOENT: there is no shm mount, or somebody removes
-    names from it. `put` turns this into ``(False, 0, None)`` and a line in the log.
+    that the message names. EACCES, EPERM: the object is another user's. ENOENT: there is no shm mount, or somebody
+    removes names from it. `put` turns this into ``(False, 0, None)`` and a line in the log.
     """
 
     def __init__(

@@ -33,11 +33,12 @@ def test_importing_the_package_leaves_the_heavy_packages_out() -> None:
 
 
 def test_importing_the_package_loads_few_modules_and_none_of_others() -> None:
-    """Modules are counted, not milliseconds, which depend on the machine: 28 take about 20 ms, less than half of 60."""
-    added = modules_after("import omni_fastshm") - modules_after("pass")
+    """Counted, not timed: time depends on the machine. Of what it loads, dataclasses and what that needs take the most."""
+    added = modules_after("import dataclasses, threading; import omni_fastshm")
+    added -= modules_after("import dataclasses, threading")
     foreign = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names) - {"omni_fastshm"}
     assert not foreign
-    assert len(added) <= 40, sorted(added)
+    assert len(added) <= 20, sorted(added)
 
 
 @pytest.mark.parametrize("name", ["settings", "errors", "base"])
