@@ -33,7 +33,7 @@ def test_importing_the_package_leaves_the_heavy_packages_out() -> None:
 
 
 def test_importing_the_package_loads_few_modules_and_none_of_others() -> None:
-    """Counted, not timed: time depends on the machine. Of what it loads, dataclasses and what that needs take the most."""
+    """Counted, not timed: time depends on the machine. What dataclasses need takes most of it."""
     added = modules_after("import dataclasses, threading; import omni_fastshm")
     added -= modules_after("import dataclasses, threading")
     foreign = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names) - {"omni_fastshm"}
