@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
+DOCS_STAMP = $(VENV)/.docs-ready
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test bench bench-mooncake torture lint sdist clean
+.PHONY: demo demo-mooncake test sanitizers bench bench-mooncake torture lint docs pages wheel wheels matrix clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
@@ -17,6 +18,10 @@ demo-mooncake: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest -q
+
+# The C core as plain programs under ASan, UBSan and TSan, with its mutants, models and fuzzers; a part of `make test`.
+sanitizers: $(STAMP)
+	$(BIN)/pytest -q tests/native tests/model tests/fuzz tests/test_orderings.py
 
 # Three to six minutes; the tables on the screen, all figures in out/bench.json. Leave the machine alone meanwhile.
 bench: $(STAMP)
@@ -42,11 +47,38 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py
+
+# The documentation as a site, in build/site; reads the sources, needs no network beyond the set-up.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python tools/check_site.py build/site
+
+# What pages say about settings, errors and the layout, written from the code.
+pages: $(STAMP)
+	$(BIN)/python tools/render_pages.py
+	$(BIN)/python tests/native/render_layout.py
 
 # The wheel is built from the sdist, so that an incomplete sdist shows.
-sdist: $(STAMP)
+wheel: $(STAMP)
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation
+	mkdir -p build
+	$(BIN)/python -m build --no-isolation >build/wheel.log 2>&1 || { tail -50 build/wheel.log; exit 1; }
+	$(BIN)/python tests/check_package.py dist
+
+# For release: Python 3.10 to 3.13 in manylinux containers, of this machine's kind. Needs Docker or Podman.
+wheels:
+	$(PYTHON) -m venv build/cibuildwheel
+	build/cibuildwheel/bin/pip install --quiet --disable-pip-version-check cibuildwheel==4.3.5
+	build/cibuildwheel/bin/cibuildwheel --output-dir dist
+
+# Every Python 3.10 to 3.13 that is on the PATH, with several releases of NumPy; `make matrix ARGS=--help`.
+matrix:
+	$(PYTHON) tools/matrix.py $(ARGS)
+
+$(DOCS_STAMP): $(STAMP) pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
+	touch $@
 
 $(STAMP): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
