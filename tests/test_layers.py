@@ -37,6 +37,7 @@ LAYERS = [
     "config",
     "initialization",
     "adapter",
+    "metrics",
 ]
 # The pipeline runner and the commands, on top of everything that a host uses.
 RUNNER = [
