@@ -23,7 +23,7 @@ LAYERS = [
     "codec loans",
     "segments reading",
     "arrivals directory consumer metadata inventory",
-    "janitor lease_trace",
+    "janitor lease_trace watching",
     "producer",
     "connectors._leaves connectors._spaces",
     "connectors._mooncake_codes connectors._mooncake_keys connectors._mooncake_net",
@@ -50,7 +50,7 @@ RUNNER = [
     "_pipeline_run",
     "pipeline",
     "cli.job cli.text",
-    "cli.validate cli.run cli.mooncake cli.ls cli.reap",
+    "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.top",
     "cli",
     "__main__ cli.__main__",
 ]

@@ -19,6 +19,7 @@ _COMMANDS = {
     "reap": ("omni_fastshm.cli.reap", "take away what dead processes left on the shm mount"),
     "mooncake": ("omni_fastshm.cli.mooncake", "start a Mooncake master, for pipelines on several nodes"),
     "run": ("omni_fastshm.cli.run", "run a pipeline on real input and show what crossed its edges"),
+    "top": ("omni_fastshm.cli.top", "watch a running namespace: rings, rates, waiting puts, readers, the dead"),
     "validate": ("omni_fastshm.cli.validate", "check a pipeline's file and show its edges"),
 }
 
