@@ -37,7 +37,8 @@ LAYERS = [
     "config",
     "initialization",
     "adapter",
-    "metrics",
+    "metrics sizing",
+    "simulation",
 ]
 # The pipeline runner and the commands, on top of everything that a host uses.
 RUNNER = [
@@ -49,8 +50,8 @@ RUNNER = [
     "_stage_child",
     "_pipeline_run",
     "pipeline",
-    "cli.job cli.text",
-    "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.top",
+    "cli.job cli.text cli.load",
+    "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.top cli.plan cli.simulate",
     "cli",
     "__main__ cli.__main__",
 ]
