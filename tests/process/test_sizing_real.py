@@ -15,7 +15,7 @@ from omni_fastshm.config import load_omni_transfer_config
 from omni_fastshm.simulation import Arrival, simulate
 from omni_fastshm.sizing import Load, make_plan
 
-SIZE, RATE, HOLD_S, SECONDS = 200_000, 100.0, 0.1, 4.0
+SIZE, RATE, HOLD_S, SECONDS = 200_000, 100.0, 0.1, 3.0
 
 PRODUCE = """
 import pickle, time
@@ -54,6 +54,7 @@ while held or not ended:
     while held and held[0][0] <= time.monotonic():
         number = heapq.heappop(held)[1]
         dropped[number] = time.monotonic()
+source.close()
 result = dropped
 """
 
