@@ -277,20 +277,23 @@ class _Run:
 
 
 def simulate(
-    rings: Mapping[tuple[str, tuple[str, ...]], Mapping[str, Any]], trace: Iterable[Arrival]
+    rings: Mapping[tuple[str, tuple[str, ...]], Mapping[str, Any]],
+    trace: Iterable[Arrival],
+    seconds: float | None = None,
 ) -> list[RingResult]:
     """Replay arrivals against rings.
 
     Args:
         rings: by producing stage and its receivers: `segment_bytes`, `max_bytes`, `put_timeout_s`, `idle_segment_s`.
         trace: in any order. Edges that belong to no ring are left out.
+        seconds: what `occupancy` and `refusals` divide into columns; None takes the time of the last arrival.
 
     Returns:
         What happened in each ring, in their order.
     """
     of_edge = {(stage, to): index for index, (stage, targets) in enumerate(rings) for to in targets}
     ordered = sorted(trace)
-    end = ordered[-1].t if ordered else 0.0
+    end = seconds if seconds is not None else ordered[-1].t if ordered else 0.0
     runs = [_Run(stage, settings, end) for (stage, _), settings in rings.items()]
     parts: list[list[Arrival]] = [[] for _ in runs]
     for arrival in ordered:

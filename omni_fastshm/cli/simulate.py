@@ -80,8 +80,8 @@ def main(arguments: argparse.Namespace) -> int:
     rings = _rings(config, loads, arguments)
     if not rings:
         raise ConfigError(f"{arguments.config}: no payload of these sizes goes through shared memory")
-    results = simulate(rings, trace)
-    seconds = max((arrival.t for arrival in trace), default=0.0)
+    seconds = arguments.seconds if arguments.trace is None else max((each.t for each in trace), default=0.0)
+    results = simulate(rings, trace, seconds)
     if arguments.plot is not None:
         _plot(results, seconds, arguments.plot)
     if arguments.json:
