@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from omni_fastshm._meter import BUCKETS
+from omni_fastshm._meter import BUCKETS, Meter
 from omni_fastshm.base import OmniConnectorBase
 from omni_fastshm.errors import ConfigError
-from omni_fastshm.observers import latency
+from omni_fastshm.observers import latency, on_close
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -107,7 +107,7 @@ class FastShmCollector:
     """Gives the figures of connectors whenever Prometheus asks.
 
     Each look calls `health()`, which for MooncakeConnector asks its master. What a connector did stays counted after it
-    is closed, as far as the last look saw it.
+    is closed.
 
     Args:
         connectors: which; None for all of this process, also those that are built later. They are not kept alive.
@@ -116,8 +116,16 @@ class FastShmCollector:
     def __init__(self, connectors: Iterable[OmniConnectorBase] | None = None) -> None:
         self._given = None if connectors is None else weakref.WeakSet(connectors)
         self._lock = threading.Lock()
-        self._seen: dict[int, tuple[weakref.ref[OmniConnectorBase], dict[str, Any]]] = {}
+        self._seen: dict[Meter, dict[str, Any]] = {}  # last figures of those that have not said that they closed
+        self._closed: deque[tuple[Meter, dict[str, Any]]] = deque()  # closed since the last look
+        self._counted: weakref.WeakSet[Meter] = weakref.WeakSet()
         self._gone = _Totals()
+        on_close(self._note_closed)
+
+    def _note_closed(self, connector: Any, meter: Meter, health: dict[str, Any]) -> None:
+        # No lock: the garbage collector may close a connector anywhere, also in the middle of a look.
+        if self._given is None or connector in self._given:
+            self._closed.append((meter, health))
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client calls: one family per metric, also those without a value yet."""
@@ -130,20 +138,21 @@ class FastShmCollector:
 
     def _look(self) -> tuple[_Totals, list[dict[str, Any]]]:
         with self._lock:
-            wanted = open_connectors() if self._given is None else list(self._given)
-            for connector in wanted:
-                self._seen[id(connector)] = weakref.ref(connector), connector.health()
-            totals, alive = _Totals(), {id(connector) for connector in wanted}
-            for key, (ref, health) in list(self._seen.items()):
-                connector_now = ref()
-                if key not in alive:  # closed: its last figures count for good
-                    self._gone.add(health if connector_now is None else connector_now.health())
-                    del self._seen[key]
+            wanted: list[Any] = open_connectors() if self._given is None else list(self._given)
+            fresh = {each._meter: each.health() for each in wanted}
+            self._seen.update(fresh)
+            while self._closed:
+                meter, health = self._closed.popleft()
+                if meter not in self._counted:
+                    self._counted.add(meter)
+                    self._gone.add(health)
+            for meter in [each for each in self._seen if each in self._counted]:
+                del self._seen[meter]
+            totals = _Totals()
             totals.merge(self._gone)
-            states = [health for _, health in self._seen.values()]
-            for health in states:
+            for health in self._seen.values():
                 totals.add(health)
-            return totals, states
+            return totals, [health for meter, health in fresh.items() if meter not in self._counted]
 
 
 def _families(totals: _Totals, states: list[dict[str, Any]]) -> Iterator[Metric]:

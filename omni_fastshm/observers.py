@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,6 +82,23 @@ def _tell(meter: Meter, op: str, edge: tuple[str, str], request: str, size: int,
             observer(transfer)
         except Exception:
             logger.exception("an observer failed at %s of request %r on %s->%s", op, request, *edge)
+
+
+_closing: list[weakref.WeakMethod[Callable[[Any, Meter, dict[str, Any]], None]]] = []
+
+
+def on_close(method: Callable[[Any, Meter, dict[str, Any]], None]) -> None:
+    """Call a bound method, while its object lives, with each connector that closes, its meter and its `health()`."""
+    _closing[:] = [each for each in _closing if each() is not None]
+    _closing.append(weakref.WeakMethod(method))
+
+
+def tell_closed(connector: Any, meter: Meter, health: dict[str, Any]) -> None:
+    """A connector has closed, and this is what it did."""
+    for each in list(_closing):
+        method = each()
+        if method is not None:
+            method(connector, meter, health)
 
 
 def log_fields(edge: Iterable[str], request: str, size: int) -> dict[str, Any]:

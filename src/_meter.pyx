@@ -93,6 +93,7 @@ cdef class Meter:
     cdef dict known  # (from, to) -> _Edge
     cdef tuple key   # of the edge that was used last
     cdef _Edge last
+    cdef object __weakref__
 
     def __cinit__(self, str connector not None, str namespace not None, uint64_t large=0xffffffffffffffff):
         self.connector = connector

@@ -26,7 +26,7 @@ from omni_fastshm.errors import (
     SegmentError,
 )
 from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
-from omni_fastshm.observers import log_fields, meter_figures
+from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
@@ -474,6 +474,8 @@ class InProcessConnector(OmniConnectorBase):
             _log.warning("closed with %d payloads that nobody had taken; they are dropped", dropped)
         if self._helper is not None:
             self._helper.shutdown(wait=False)
+        _open.discard(self)
+        tell_closed(self, self._meter, self.health())
 
     def _linger(self) -> None:
         deadline = time.monotonic() + self._linger_s

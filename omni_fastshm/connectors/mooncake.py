@@ -18,7 +18,7 @@ from omni_fastshm._meter import start as _now
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.errors import ConfigError, ConnectorClosed, SegmentError
 from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
-from omni_fastshm.observers import log_fields, meter_figures
+from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.settings import (
     check_consumers,
     check_device,
@@ -351,6 +351,7 @@ class MooncakeConnector(OmniConnectorBase):
             ledger.drop([item.nonce for item in ledger.items()])
             self._final = self._figures("closed")
             _open.discard(self)
+            tell_closed(self, self._meter, self._final)
             self._session.release()
 
     def _linger(self) -> None:

@@ -28,7 +28,7 @@ from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.lease_trace import make_trace
 from omni_fastshm.loans import make_loan
 from omni_fastshm.metadata import check_place, inline_frame
-from omni_fastshm.observers import log_fields, meter_figures
+from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
@@ -650,6 +650,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._producer = self._directory = None
             self._lost = []
             _open.discard(self)
+            tell_closed(self, self._meter, self._final)
 
     def _make_producer(self) -> Producer:
         with self._lock:

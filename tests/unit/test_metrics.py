@@ -79,8 +79,11 @@ def test_all_connectors_of_the_process_and_what_closed_ones_did(connect: Any, na
     assert scrape(registry)[f"omni_fastshm_capacity_bytes InProcessConnector {namespace}"] == float("inf")
     second.put("a", "b", "q", np.arange(20_000))  # between the last look and the end
     second.close()
-    assert scrape(registry)[key] == 3
-    assert scrape(registry)[key] == 3
+    with SharedMemoryConnector() as short:  # lives between two looks
+        short.put("a", "b", "q", np.arange(20_000))
+    assert scrape(registry)[key] == 4
+    del short
+    assert scrape(registry)[key] == 4
     assert scrape(registry)[f"omni_fastshm_live_blocks SharedMemoryConnector {namespace}"] == 1
 
 
