@@ -27,6 +27,7 @@ class Ledger:
         self._items: dict[str, Item] = {}
         self._reserved = 0
         self._used = 0
+        self.peak = 0  # the most that ever was in use
         self._line: deque[object] = deque()
         self._sweep_at = 64
 
@@ -96,6 +97,8 @@ class Ledger:
         with self._lock:
             self._reserved -= size
             self._used += size
+            if self._used > self.peak:
+                self.peak = self._used
             self._items[item.nonce] = item
 
     def drop(self, nonces: Iterable[str]) -> int:
