@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -144,6 +145,11 @@ def _next(peer: Peer, end: Any, mailbox: Mailbox) -> Any:
     return data
 
 
+def _state(pid: int | None) -> str:
+    """What a process does, as the kernel's letter for it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 class Pair:
     """A peer's producer in this process and its consumer in a process of its own.
 
@@ -183,25 +189,32 @@ class Pair:
         self.end = self.peer.open(self.place, "put", load, depth)
         self._command("open", (self.place, load, depth))
 
-    def check(self) -> None:
-        """Send one payload and have the other side compare it with the original; not timed.
+    def check(self, prepare: Callable[[], Any] | None = None) -> None:
+        """Send one payload, the load's own or one equal to it, and have the other side compare it with the original; not timed.
 
         Raises:
             AssertionError: it did not arrive as it was sent.
         """
         self.commands.send(("check", None))
         with self._both_stop():
-            self._send(self.data)
+            self._send(self.data if prepare is None else prepare())
         difference = self._answer()
         assert difference is None, f"{self.name}: {difference}"
 
-    def run(self, count: int, samples: Samples | None = None, tag: str = "run") -> list[Usage]:
+    def run(
+        self,
+        count: int,
+        samples: Samples | None = None,
+        tag: str = "run",
+        prepare: Callable[[], Any] | None = None,
+    ) -> list[Usage]:
         """Send `count` messages one after the other.
 
         Args:
             count: how many.
             samples: where to append the times.
             tag: names this run's marks in a trace of system calls.
+            prepare: gives each message's payload, before its time begins; without it all are the load's.
 
         Returns:
             What the producer and the consumer used meanwhile.
@@ -213,6 +226,8 @@ class Pair:
         mark(f"begin-{tag}")
         with self._both_stop():
             for _ in range(count):
+                if prepare is not None:
+                    data = prepare()
                 start = now()
                 note = put(end, data)
                 handed = now()
@@ -230,6 +245,17 @@ class Pair:
         if samples is not None:
             samples.preempted += sum(each.preempted for each in used)
         return used
+
+    def asleep(self, within_s: float = 5.0) -> None:
+        """Wait until the consumer sleeps in the kernel.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        limit = time.monotonic() + within_s
+        while _state(self.child.pid) != "S":
+            if time.monotonic() > limit:
+                raise TimeoutError(f"{self.name}: the consumer did not fall asleep within {within_s} s")
 
     def stream(self, count: int, read: bool) -> float:
         """Send `count` messages, as many under way as the ends were opened for.
@@ -305,5 +331,5 @@ class Pair:
             raise TimeoutError(f"{self.name}: the consumer did not answer within {REPLY_WITHIN_S} s")
         answer = self.commands.recv()
         if isinstance(answer, Exception):
-            raise answer
+            raise RuntimeError(f"{self.name}: the consumer failed: {answer!r}") from answer
         return answer

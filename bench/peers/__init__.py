@@ -49,6 +49,8 @@ NAMES = (
     "ray_store",
     "new_segment",
 )
+# For measurements of their own; they are in no table of peers.
+OTHERS = ("futex", "ours_awake")
 
 
 class End(Protocol):
@@ -99,7 +101,7 @@ class Peer:
 
 @functools.cache
 def load_peer(name: str) -> Peer:
-    """The peer of that name, one of `NAMES`."""
+    """The peer of that name, one of `NAMES` or `OTHERS`."""
     module = import_module(f"bench.peers.{name}")
     given = {each.name: getattr(module, each.name, each.default) for each in fields(Peer)}
     absent = [field for field, value in given.items() if value is MISSING]
