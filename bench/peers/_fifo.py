@@ -10,7 +10,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 CAPACITY = 1 << 20  # the most that a user without privileges may ask for
-LOADS = ("S1", "S2", "S3")
 
 
 class Fifo:

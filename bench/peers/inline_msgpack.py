@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.peers import _framing
-from bench.peers._notes import LOADS, Nothing
+from bench.peers import _notes
 
 label = "msgpack inside the note"
 differs = "Carried by the measurement's own spinning page; for what fits a message."
-loads = LOADS
+loads = _notes.LOADS
 
 
-def open(place: str, side: str, load: str, depth: int) -> Nothing:
-    return Nothing()
+def open(place: str, side: str, load: str, depth: int) -> _notes.Nothing:
+    return _notes.Nothing()
 
 
-def put(end: Nothing, data: Any) -> bytearray:
-    frame = _framing.Frame(data)
-    message = bytearray(frame.size)
-    frame.pack_into(_framing.address_of(message))
-    return message
+def put(end: _notes.Nothing, data: Any) -> bytes:
+    return _notes.encode(data)
 
 
-def get(end: Nothing, note: bytearray) -> Any:
-    return _framing.unpack(note)
+def get(end: _notes.Nothing, note: bytes) -> Any:
+    return _notes.decode(note)

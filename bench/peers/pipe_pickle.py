@@ -6,11 +6,12 @@ import pickle
 from typing import Any
 
 from bench.peers import _fifo, _pickle5
+from bench.peers._notes import LOADS
 
 label = "pickle 5 through a pipe"
 differs = "The reader sleeps in the kernel; bytes are copied into and out of it."
 own_channel = True
-loads = _fifo.LOADS
+loads = LOADS
 
 
 def open(place: str, side: str, load: str, depth: int) -> _fifo.Fifo:
