@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test bench bench-mooncake torture lint sdist clean
+.PHONY: demo demo-mooncake test bench bench-mooncake torture instructions lint sdist clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
@@ -37,6 +37,10 @@ torture: $(STAMP)
 # About a minute; `python -m bench.mooncake --publish` keeps the figures for docs/mooncake.md.
 bench-mooncake: $(STAMP)
 	$(BIN)/python -m bench.mooncake
+
+# What tests/test_instructions.py compares with, for this interpreter and machine; valgrind must be installed.
+instructions: $(STAMP)
+	$(BIN)/python tests/support/instructions.py --renew
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
