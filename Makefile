@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
+BENCH_STAMP = $(VENV)/.bench
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test bench bench-mooncake torture instructions lint sdist clean
+.PHONY: demo demo-mooncake test bench bench-smoke bench-mooncake torture instructions lint sdist clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
@@ -18,11 +19,15 @@ demo-mooncake: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -q
 
-# Three to six minutes; the tables on the screen, all figures in out/bench.json. Leave the machine alone meanwhile.
-bench: $(STAMP)
-	mkdir -p out
-	$(BIN)/pytest bench -q --benchmark-columns=median,iqr,rounds --benchmark-json=out/bench.json
-	$(BIN)/python -m bench.report out/bench.json
+# Six to ten minutes; the tables on the screen, all figures in out/bench.json, the page with its images in out/.
+# Leave the machine alone meanwhile.
+bench: $(BENCH_STAMP)
+	$(BIN)/omni-fastshm bench --json out/bench.json
+	$(BIN)/omni-fastshm bench --render out/bench.json --out out
+
+# Each measurement once, in a message or two, to see that all of them work.
+bench-smoke: $(BENCH_STAMP)
+	$(BIN)/pytest bench -q --benchmark-disable
 
 # About ten minutes; `make torture KILLS=10000 MESSAGES=10000000 WAITS=1000 FUZZ=1000000` is the full size: docs/torture.md
 KILLS ?= 2500
@@ -57,6 +62,10 @@ $(STAMP): $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools==84.2.1" "cython==3.3.1"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[demo,dev]"
 	touch $(STAMP)
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[bench]"
+	touch $(BENCH_STAMP)
 
 clean:
 	rm -rf build dist *.egg-info omni_fastshm/*.so

@@ -46,7 +46,7 @@ class Goal:
         return self.measured <= self.wanted if self.sense == LOWER else self.measured >= self.wanted
 
     def row(self) -> list[str]:
-        unit = " µs" if self.unit == "µs" else "×"
+        unit = " µs" if self.unit == "µs" else " times"
         return [
             self.what,
             f"{self.sense} {self.wanted:g}{unit}",
@@ -120,10 +120,11 @@ def counted(figures: Figures) -> str:
         if key in counts:
             rows.append([f"per message through the ring, {title}: files made, system calls, page faults", "0, 0, 0"])
             rows[-1].append(_per_message(counts[key]))
-    looks = [each.get("looks_at_names", 0) for key in ("steady_same", "steady_two") for each in counts.get(key, {}).values()]
-    messages = [each["messages"] for key in ("steady_same", "steady_two") for each in counts.get(key, {}).values()]
-    if looks:
-        share = f"{sum(looks) / sum(messages):.2f}"
+    steady = [each for key in ("steady_same", "steady_two") for each in counts.get(key, {}).values()]
+    if steady:
+        share = (
+            f"{sum(each.get('looks_at_names', 0) for each in steady) / sum(each['messages'] for each in steady):.2f}"
+        )
         rows.append(["looks at a producer's own names (fstat) per message, at most one in 100 µs", "≤ 1", share])
     if "steady_new_segment" in counts:
         rows.append(["the same for a new segment per message", "-", _per_message(counts["steady_new_segment"])])

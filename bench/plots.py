@@ -14,11 +14,11 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bench.payloads import ONE_TENSOR
 from bench.peers import load_peer
 from bench.tables import present
 
 Figures = dict[str, Any]
-BY_SIZE = ("S2", "S3", "S4", "S5", "S6")  # one tensor each
 OURS, LIMIT = "#c0392b", "#202020"
 # One colour for each rival, in every image.
 COLOURS = {
@@ -69,18 +69,17 @@ def draw(figures: Figures, folder: Path, digest: str) -> None:
 def latency(by_load: Figures) -> Figure:
     """One way against size, both logarithmic."""
     figure, axes = pyplot.subplots(figsize=(10, 6.2), layout="constrained")
-    loads = [load for load in BY_SIZE if load in by_load]
+    loads = [load for load in ONE_TENSOR if load in by_load]
     for name in present(by_load):
         points = [
-            (by_load[load][name]["tensor_bytes"], by_load[load][name]["usable"]["median"])
-            for load in loads
-            if name in by_load[load]
+            (ONE_TENSOR[load], by_load[load][name]["usable"]["median"]) for load in loads if name in by_load[load]
         ]
         if points:
             _line(axes, name, points)
     axes.set(xscale="log", yscale="log", xlabel="bytes of one float32 tensor", ylabel="put → usable, median µs")
     axes.set_title("One way between two processes")
-    _sizes(axes, by_load, loads)
+    axes.set_xticks([ONE_TENSOR[load] for load in loads], [f"{_bytes(ONE_TENSOR[load])}\n{load}" for load in loads])
+    axes.set_xticks([], minor=True)
     _legend(figure, axes)
     return figure
 
@@ -141,12 +140,6 @@ def _line(axes: Axes, name: str, points: list[tuple[float, float]]) -> None:
     width, style = {"ours": (2.6 if name == "ours" else 1.6, "-"), "limit": (2.0, "--")}.get(role, (1.1, "-"))
     xs, ys = zip(*points, strict=True)
     axes.plot(xs, ys, style, marker="o", ms=3.5, lw=width, color=COLOURS[name], label=load_peer(name).label)
-
-
-def _sizes(axes: Axes, by_load: Figures, loads: list[str]) -> None:
-    sizes = [next(iter(by_load[load].values()))["tensor_bytes"] for load in loads]
-    axes.set_xticks(sizes, [f"{_bytes(size)}\n{load}" for size, load in zip(sizes, loads, strict=True)])
-    axes.set_xticks([], minor=True)
 
 
 def _bytes(size: int) -> str:

@@ -44,7 +44,6 @@ def condense(raw: dict[str, Any]) -> Figures:
             kept = {"median": entry["stats"]["median"] * 1e6, "rounds": entry["stats"]["rounds"]}
         else:
             kept = {key: info[key] for key in ("messages", "preempted_per_s", "put", "usable", "read")}
-        kept["tensor_bytes"] = info["tensor_bytes"]
         figures[info["kind"]].setdefault(info["load"], {})[info["peer"]] = kept
     return figures
 

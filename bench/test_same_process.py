@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import pytest
-
 from bench import payloads
 from bench.conftest import PLACE
 from bench.peers import load_peer

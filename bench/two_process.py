@@ -190,7 +190,10 @@ class Pair:
         self._command("open", (self.place, load, depth))
 
     def check(self, prepare: Callable[[], Any] | None = None) -> None:
-        """Send one payload, the load's own or one equal to it, and have the other side compare it with the original; not timed.
+        """Send one payload and have the other side compare it with the original; not timed.
+
+        Args:
+            prepare: gives a payload that equals the load's own.
 
         Raises:
             AssertionError: it did not arrive as it was sent.

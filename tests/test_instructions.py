@@ -1,4 +1,4 @@
-"""A put and a get of 4 KiB take the number of instructions that they took before: a regression shows without a clock."""
+"""A put and a get of 4 KiB take as many instructions as they took before: a regression shows without a clock."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ RUNNER = [
     "_pipeline_run",
     "pipeline",
     "cli.job cli.text",
-    "cli.validate cli.run cli.mooncake cli.ls cli.reap",
+    "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.bench",
     "cli",
     "__main__ cli.__main__",
 ]

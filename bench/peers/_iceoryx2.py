@@ -52,9 +52,7 @@ class Port:
         )
         self.publisher = self.subscriber = self.notifier = self.listener = self.event = None
         if side != "get":
-            self.publisher = (
-                self.service.publisher_builder().initial_max_slice_len(size).max_loaned_samples(1).create()
-            )
+            self.publisher = self.service.publisher_builder().initial_max_slice_len(size).max_loaned_samples(1).create()
         if side != "put":
             self.subscriber = self.service.subscriber_builder().create()
         if listens:

@@ -55,7 +55,8 @@ def put(end: Word, data: Any) -> None:
 
 def get(end: Word, note: None) -> Any:
     while end.word.value == end.seen:
-        if end.call(SYS_FUTEX, end.address, WAIT, end.seen, end.limit, None, 0) and ctypes.get_errno() == errno.ETIMEDOUT:
+        failed = end.call(SYS_FUTEX, end.address, WAIT, end.seen, end.limit, None, 0)
+        if failed and ctypes.get_errno() == errno.ETIMEDOUT:
             raise TimeoutError(f"nobody woke it within {WITHIN_S} s")
     end.seen = end.word.value
     return end.data

@@ -1,4 +1,4 @@
-"""The standard library without the copy out: what `shared_memory_pickle` does, but the reader gets views of the slot."""
+"""The standard library without the copy out: as `shared_memory_pickle`, but the reader gets views of the slot."""
 
 from __future__ import annotations
 

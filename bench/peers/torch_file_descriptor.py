@@ -7,7 +7,7 @@ from bench.peers._torch_sharing import Sharing, get, put
 __all__ = ["differs", "get", "label", "one_process", "open", "put"]
 
 label = "torch.multiprocessing, file_descriptor"
-differs = "Each tensor is a new file of fresh pages, and its descriptor crosses a socket served by a thread of the sender."
+differs = "Each tensor is a new file of fresh pages, its descriptor sent by a thread of the sender."
 one_process = False
 
 

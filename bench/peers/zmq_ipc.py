@@ -14,8 +14,8 @@ from bench.peers import _framing
 
 label = "pyzmq, ipc"
 differs = (
-    "`send(copy=False)` returns before the bytes are sent: they must not be overwritten meanwhile. The reader sleeps in "
-    "the kernel; bytes cross a socket."
+    "`send(copy=False)` returns before the bytes are sent: they must not be overwritten meanwhile. The reader sleeps "
+    "in the kernel; bytes cross a socket."
 )
 own_channel = True
 requires = ("zmq",)

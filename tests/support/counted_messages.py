@@ -1,7 +1,8 @@
 """Messages of 4 KiB between marks that callgrind dumps its counts at; `support.instructions` runs it.
 
-``python tests/support/counted_messages.py NAMESPACE`` sends, inline and then through the ring, `MESSAGES` and then twice
-as many, each time all puts between two marks and all gets between two more. What repeats cancels out in the difference.
+``python tests/support/counted_messages.py NAMESPACE`` sends, inline and then through the ring, `MESSAGES` and then
+twice as many, each time all puts between two marks and all gets between two more. What repeats cancels out in the
+difference.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def messages(connector: SharedMemoryConnector, tag: str, count: int) -> None:
 
 def main() -> None:
     gc.disable()
-    for way, threshold in WAYS.items():
+    for threshold in WAYS.values():
         with SharedMemoryConnector({"namespace": sys.argv[1], "shm_threshold_bytes": threshold}) as connector:
             messages(connector, "warm", WARM)
             messages(connector, "once", MESSAGES)
