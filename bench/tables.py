@@ -145,14 +145,14 @@ def growth(figures: Figures) -> str:
         for what in ("put", "get"):
             cells = [f"{each['x']:,}: {time(each[what])}" for each in found]
             rows.append([f"{kind}, {what}", "; ".join(cells)])
-    return table(["how many: median cost", ""], rows)
+    return table(["of", "how many: median cost"], rows, figures=False)
 
 
 def peers(figures: Figures) -> str:
     """What each peer of these figures says about itself."""
     names = present({**figures["two_process"], "": figures["counts"].get("streaming", {}).get("GB/s", {})})
     rows = [[load_peer(name).label, load_peer(name).differs] for name in names if load_peer(name).differs]
-    return table(["peer", "what to know"], rows) if rows else "None were measured."
+    return table(["peer", "what to know"], rows, figures=False) if rows else "None were measured."
 
 
 def present(by_load: Figures) -> list[str]:

@@ -50,7 +50,8 @@ def measure(pairs: dict[str, Pair], seconds: float) -> dict[str, Any]:
         for _ in range(ROUNDS if seconds else 1):
             for name, pair in pairs.items():
                 for way, read in WAYS.items():
-                    pair.stream(2 * WINDOW, read)  # what was idle for seconds may have been given back meanwhile
+                    if seconds:  # what was idle for a while may have been given back meanwhile
+                        pair.stream(2 * WINDOW, read)
                     spent = pair.stream(counts[name], read)
                     rates[name][way].append(size * counts[name] / spent / 1e9)
     finally:

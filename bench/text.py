@@ -15,6 +15,7 @@ def ratio(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(head: list[str], rows: list[list[str]], figures: bool = True) -> str:
+    """A table in Markdown; all columns but the first hold figures, or text."""
+    lines = [head, ["---", *["---:" if figures else "---"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -27,6 +27,7 @@ what they do not. The exit status is that of the measurements: 0 when all of the
 """
 # The figures are about this library as it is installed: the checkout must not come before it on the path.
 _PYTEST = "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+_SAME_PROCESS_S = 0.6  # for each load and peer; those between two processes have --seconds
 _BY_PEER = ("bench/test_same_process.py", "bench/test_two_process.py", "bench/test_streaming.py")
 
 
@@ -102,7 +103,8 @@ def _need(*packages: str) -> None:
 
 def _measure(arguments: argparse.Namespace) -> list[str]:
     """The command line of the measurements, but for where the figures go."""
-    command = [sys.executable, "-c", _PYTEST, "-q", "--benchmark-columns=median,iqr,rounds"]
+    columns = "--benchmark-columns=median,iqr,rounds"
+    command = [sys.executable, "-c", _PYTEST, "-q", columns, f"--benchmark-max-time={_SAME_PROCESS_S}"]
     if arguments.seconds is not None:
         command.append(f"--bench-seconds={arguments.seconds}")
     for option, value in (("--bench-loads", arguments.loads), ("--bench-peers", arguments.peers)):
