@@ -4,9 +4,11 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
 DOCS_STAMP = $(VENV)/.docs-ready
+BENCH_STAMP = $(VENV)/.bench
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test sanitizers bench bench-mooncake torture lint docs pages wheel wheels matrix clean
+.PHONY: demo demo-mooncake test sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages wheel wheels \
+	matrix clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
@@ -23,11 +25,14 @@ test: $(STAMP)
 sanitizers: $(STAMP)
 	$(BIN)/pytest -q tests/native tests/model tests/fuzz tests/test_orderings.py
 
-# Three to six minutes; the tables on the screen, all figures in out/bench.json. Leave the machine alone meanwhile.
-bench: $(STAMP)
-	mkdir -p out
-	$(BIN)/pytest bench -q --benchmark-columns=median,iqr,rounds --benchmark-json=out/bench.json
-	$(BIN)/python -m bench.report out/bench.json
+# Six to ten minutes; the tables on the screen, all figures in out/bench.json, the page with its images in out/.
+# Leave the machine alone meanwhile.
+bench: $(BENCH_STAMP)
+	$(BIN)/omni-fastshm bench --json out/bench.json --out out
+
+# Each measurement once, in a message or two, to see that all of them work.
+bench-smoke: $(BENCH_STAMP)
+	$(BIN)/pytest bench -q --benchmark-disable --bench-loads S1,S2,S3,S4,S5,S7,S8
 
 # About ten minutes; `make torture KILLS=10000 MESSAGES=10000000 WAITS=1000 FUZZ=1000000` is the full size: docs/torture.md
 KILLS ?= 2500
@@ -42,6 +47,10 @@ torture: $(STAMP)
 # About a minute; `python -m bench.mooncake --publish` keeps the figures for docs/mooncake.md.
 bench-mooncake: $(STAMP)
 	$(BIN)/python -m bench.mooncake
+
+# What tests/test_instructions.py compares with, for this interpreter and machine; valgrind must be installed.
+instructions: $(STAMP)
+	$(BIN)/python tests/support/instructions.py --renew
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -85,6 +94,10 @@ $(STAMP): $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools==84.2.1" "cython==3.3.1"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[demo,dev]"
 	touch $(STAMP)
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[bench]"
+	touch $(BENCH_STAMP)
 
 clean:
 	rm -rf build dist *.egg-info omni_fastshm/*.so

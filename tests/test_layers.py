@@ -51,7 +51,7 @@ RUNNER = [
     "_pipeline_run",
     "pipeline",
     "cli.job cli.text cli.load",
-    "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.top cli.plan cli.simulate",
+    "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.bench cli.top cli.plan cli.simulate",
     "cli",
     "__main__ cli.__main__",
 ]
