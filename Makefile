@@ -7,8 +7,8 @@ DOCS_STAMP = $(VENV)/.docs-ready
 BENCH_STAMP = $(VENV)/.bench
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages wheel wheels \
-	matrix clean
+.PHONY: demo demo-mooncake test sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages
+.PHONY: wheel wheels matrix clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
