@@ -58,7 +58,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py
 
-# The documentation as a site, in build/site; reads the sources, needs no network beyond the set-up.
+# The documentation as a site, in build/site; reads the sources, needs Python 3.11 and no network beyond the set-up.
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python tools/check_site.py build/site
@@ -85,8 +85,10 @@ wheels:
 matrix:
 	$(PYTHON) tools/matrix.py $(ARGS)
 
-$(DOCS_STAMP): $(STAMP) pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
+# Only the tools: nothing is compiled for the pages, and no torch is needed.
+$(DOCS_STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python tools/extra.py docs | xargs $(BIN)/pip install --quiet --disable-pip-version-check
 	touch $@
 
 $(STAMP): $(SOURCES)
