@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 if __name__ == "__main__":
     with (Path(__file__).resolve().parent.parent / "pyproject.toml").open("rb") as file:
