@@ -255,8 +255,7 @@ def _edges(rows: list[BlockRow], fresh: list[BlockRow], rate: float, now: int, n
     shares = Counter(row.edge for row in fresh)
     by_edge: dict[int, list[BlockRow]] = {}
     for row in rows:
-        if row.sequence:
-            by_edge.setdefault(row.edge, []).append(row)
+        by_edge.setdefault(row.edge, []).append(row)
     views = []
     for edge, all_rows in by_edge.items():
         start, end = names.get(edge, (None, None))
