@@ -24,6 +24,18 @@ class _Trace(NamedTuple):
     place: tuple[str, ...]
 
 
+_all: weakref.WeakSet[LeaseTrace] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    for trace in list(_all):
+        trace._traces = {}  # the parent's leases
+        trace._lock = threading.RLock()  # may have been held by a thread that does not exist in the child
+
+
+os.register_at_fork(after_in_child=_forget_inherited)
+
+
 def make_trace() -> LeaseTrace | None:
     """A trace where the environment asks for one.
 
@@ -54,6 +66,7 @@ class LeaseTrace:
         self._traces: dict[tuple[str, int, int], _Trace] = {}
         self._tidy_at = 256
         self._lock = threading.RLock()
+        _all.add(self)
 
     def note(self, inbox: Inbox, block: int, sequence: int, edge: tuple[str, str], request: str, lease: Lease) -> None:
         """That block has been taken now, by whoever called."""
