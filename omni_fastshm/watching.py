@@ -97,7 +97,7 @@ class EndpointView:
         puts: payloads published since it was made.
         puts_per_s: since the last look.
         bytes_per_s: the same times the mean size of its latest payloads.
-        puts_wait: does a put wait for room at this moment?
+        puts_wait: does a put wait for room, or did one give up, and nothing came free since?
         pending, held: payloads with takes left; payloads that somebody looks at.
         oldest_s: age of the oldest payload with takes left; None without any.
         rings: its data segments.

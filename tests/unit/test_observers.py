@@ -119,8 +119,8 @@ def test_high_water_and_own_segments(connect: Connect) -> None:
 def test_the_oldest_lease(connect: Connect) -> None:
     connector = connect(SharedMemoryConnector)
     assert connector.health()["oldest_lease_s"] == 0
-    first = connector.get("a", "b", 1, connector.put("a", "b", 1, BIG)[2])
     begun = time.monotonic()
+    first = connector.get("a", "b", 1, connector.put("a", "b", 1, BIG)[2])
     threading.Event().wait(0.2)
     second = connector.get("a", "b", 2, connector.put("a", "b", 2, BIG)[2])
     age = connector.health()["oldest_lease_s"]
