@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-import traceback
 import weakref
 from typing import Any, NamedTuple
 
@@ -21,7 +21,19 @@ class _Trace(NamedTuple):
     edge: tuple[str, str]
     request: str
     size: int
-    place: traceback.StackSummary
+    place: tuple[str, ...]
+
+
+_all: weakref.WeakSet[LeaseTrace] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    for trace in list(_all):
+        trace._traces = {}  # the parent's leases
+        trace._lock = threading.RLock()  # may have been held by a thread that does not exist in the child
+
+
+os.register_at_fork(after_in_child=_forget_inherited)
 
 
 def make_trace() -> LeaseTrace | None:
@@ -54,12 +66,11 @@ class LeaseTrace:
         self._traces: dict[tuple[str, int, int], _Trace] = {}
         self._tidy_at = 256
         self._lock = threading.RLock()
+        _all.add(self)
 
     def note(self, inbox: Inbox, block: int, sequence: int, edge: tuple[str, str], request: str, lease: Lease) -> None:
         """That block has been taken now, by whoever called."""
-        stack = traceback.extract_stack(limit=_DEPTH + 8)
-        place = traceback.StackSummary.from_list([each for each in stack if not each.filename.startswith(_OURS)])
-        trace = _Trace(weakref.ref(inbox), edge, request, lease.size, place)
+        trace = _Trace(weakref.ref(inbox), edge, request, lease.size, _callers())
         with self._lock:
             self._traces.setdefault((inbox.control.name, block, sequence), trace)
             if len(self._traces) >= self._tidy_at:
@@ -89,9 +100,21 @@ class LeaseTrace:
                     "request_id": trace.request,
                     "bytes": trace.size,
                     "age_s": ages[key],
-                    "taken_at": [f"{each.filename}:{each.lineno} in {each.name}" for each in trace.place[-_DEPTH:]],
+                    "taken_at": list(trace.place),
                 }
                 for key, trace in self._traces.items()
                 if ages[key] >= self._long_s
             ]
         return sorted(found, key=lambda each: -each["age_s"])
+
+
+def _callers() -> tuple[str, ...]:
+    """Who called into this package: the innermost `_DEPTH` calls, the last one last."""
+    found: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < _DEPTH:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            found.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(reversed(found))

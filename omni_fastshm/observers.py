@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -66,6 +67,14 @@ def add_observer(observer: _Observer) -> _Observer:
 def remove_observer(observer: Observer) -> None:
     """Undo `add_observer`; one that is not there is fine."""
     _change(lambda: tuple(each for each in _observers if each != observer))
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # the old one may have been held by a thread that does not exist in the child
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 
 def _change(make: Callable[[], tuple[Observer, ...]]) -> None:

@@ -27,6 +27,7 @@ _IN_USE = (1 << 40) - 1  # of a block's word: takes left in bits 39..32, holders
 _FIELDS = {(structure, field): (offset, size) for structure, field, offset, size in layout()}
 _SIZES = {name: max(o + n for (s, _), (o, n) in _FIELDS.items() if s == name) for name, _ in _FIELDS}
 _BLOCKS_OFFSET = CONTROL_SIZE - BLOCK_LIMIT * _SIZES["ofs_block"]
+_CHUNK = 4096  # descriptors read at a time
 _ANYWHERE = -1  # instead of a data segment's number: also elsewhere
 
 ENDPOINT_LIMIT = _FIELDS["ofs_directory", "endpoint"][1] // 8
@@ -154,7 +155,7 @@ class BlockRow(NamedTuple):
     holders: int
     """A bit for each reader slot that looks at it."""
     sequence: int
-    """Number of the publication, counted from 1 by each producer; 0 when the descriptor was never used."""
+    """Number of the publication, counted from 1 by each producer."""
     edge: int
     """Hash of the edge: `omni_fastshm.keys.edge_hash`."""
     offset: int
@@ -175,21 +176,28 @@ class BlockRow(NamedTuple):
 
 
 def read_rows(fd: int) -> tuple[list[BlockRow], bool]:
-    """All descriptors of a control segment that `read_control` found sound, and whether puts wait for room there."""
+    """All descriptors in a control segment that were ever used, and whether puts wait for room there.
+
+    Args:
+        fd: a descriptor of a segment that `read_control` found sound.
+    """
     head = os.pread(fd, _SIZES["ofs_control"], 0)
     ready, space = _get(head, "ofs_control", "blocks_ready", "space")
     size = _SIZES["ofs_block"]
-    data = os.pread(fd, min(ready, BLOCK_LIMIT) * size, _BLOCKS_OFFSET)
-    view = memoryview(data)[: len(data) // size * size]
+    at = _FIELDS["ofs_block", "sequence"][0] // 8
+    rows = []
+    for first in range(0, min(ready, BLOCK_LIMIT), _CHUNK):  # piece by piece: a damaged one may claim to have many
+        data = os.pread(fd, min(_CHUNK, min(ready, BLOCK_LIMIT) - first) * size, _BLOCKS_OFFSET + first * size)
+        data = data[: len(data) // size * size]
+        for index, sequence in enumerate(memoryview(data).cast("Q")[at :: size // 8].tolist() if data else ()):
+            if sequence:
+                rows.append(_row(data[index * size : (index + 1) * size]))
+    return rows, bool(space & 1)
 
-    def column(name: str) -> list[int]:
-        offset, width = _FIELDS["ofs_block", name]
-        return view.cast("Q" if width == 8 else "I")[offset // width :: size // width].tolist() if len(view) else []
 
-    words = column("word")
-    takes, holders = [word >> 32 & 0xFF for word in words], [word & 0xFFFFFFFF for word in words]
-    rest = map(column, BlockRow._fields[2:])
-    return [BlockRow(*row) for row in zip(takes, holders, *rest, strict=True)], bool(space & 1)
+def _row(block: bytes) -> BlockRow:
+    word, *rest = _get(block, "ofs_block", "word", *BlockRow._fields[2:])
+    return BlockRow(word >> 32 & 0xFF, word & 0xFFFFFFFF, *rest)
 
 
 def read_directory(fd: int) -> list[int] | str:

@@ -146,12 +146,14 @@ class EdgeResult:
         refused: payloads that did not within `put_timeout_s`.
         waited: of the puts: those that had to wait.
         longest_wait_s: the longest of these waits.
+        inline: payloads below `shm_threshold_bytes`: they need no room.
     """
 
     puts: int = 0
     refused: int = 0
     waited: int = 0
     longest_wait_s: float = 0.0
+    inline: int = 0
 
 
 @dataclass
@@ -193,6 +195,7 @@ class _Run:
         self.ring = SimulatedRing(settings["segment_bytes"], settings["max_bytes"], settings["idle_segment_s"])
         self.result = RingResult(stage, settings["max_bytes"])
         self._timeout = settings["put_timeout_s"]
+        self._threshold = 0 if settings.get("key_lookup") else settings.get("shm_threshold_bytes", 0)
         self._end = end
         self._queue: deque[_Waiting] = deque()
         self._gone: set[int] = set()
@@ -228,6 +231,9 @@ class _Run:
         return self.result.edges.setdefault(arrival.edge[1], EdgeResult())
 
     def _arrive(self, arrival: Arrival) -> None:
+        if arrival.size < self._threshold:
+            self._edge(arrival).inline += 1
+            return
         self.ring.prepare(arrival.size, arrival.t)
         if not self.ring.can_fit(arrival.size):
             self._refuse(arrival, arrival.t)
@@ -284,7 +290,8 @@ def simulate(
     """Replay arrivals against rings.
 
     Args:
-        rings: by producing stage and its receivers: `segment_bytes`, `max_bytes`, `put_timeout_s`, `idle_segment_s`.
+        rings: by producing stage and its receivers: `segment_bytes`, `max_bytes`, `put_timeout_s`, `idle_segment_s`,
+            and if wanted `shm_threshold_bytes` and `key_lookup`.
         trace: in any order. Edges that belong to no ring are left out.
         seconds: what `occupancy` and `refusals` divide into columns; None takes the time of the last arrival.
 

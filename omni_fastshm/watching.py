@@ -97,7 +97,7 @@ class EndpointView:
         puts: payloads published since it was made.
         puts_per_s: since the last look.
         bytes_per_s: the same times the mean size of its latest payloads.
-        puts_wait: does a put wait for room at this moment?
+        puts_wait: does a put wait for room, or did one give up, and nothing came free since?
         pending, held: payloads with takes left; payloads that somebody looks at.
         oldest_s: age of the oldest payload with takes left; None without any.
         rings: its data segments.
@@ -255,8 +255,7 @@ def _edges(rows: list[BlockRow], fresh: list[BlockRow], rate: float, now: int, n
     shares = Counter(row.edge for row in fresh)
     by_edge: dict[int, list[BlockRow]] = {}
     for row in rows:
-        if row.sequence:
-            by_edge.setdefault(row.edge, []).append(row)
+        by_edge.setdefault(row.edge, []).append(row)
     views = []
     for edge, all_rows in by_edge.items():
         start, end = names.get(edge, (None, None))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.child import environment
 
 from omni_fastshm.cli import main
 
@@ -23,6 +26,24 @@ def test_the_worked_example(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     for command, shown in blocks:
         assert main(shlex.split(command)) == 0
         assert capsys.readouterr().out == shown, command
+
+
+def test_a_trace_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    use = """
+import numpy as np
+with omni_fastshm.SharedMemoryConnector() as connector:
+    for request in range(5):
+        connector.put(0, 1, request, np.arange(20_000))
+trace.close()
+"""
+    command = [sys.executable, "-W", "error", "-c", snippet + use]
+    subprocess.run(command, cwd=tmp_path, env=environment(), timeout=50, check=True)
+    trace = str(tmp_path / "arrivals.jsonl")
+    assert main(["simulate", str(ROOT / "examples" / "qwen2_5_omni.yaml"), "--trace", trace]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^  1   5     0       -             0$", out, re.MULTILINE), out
+    assert "left out: 1 -> 2 (too small: inside the metadata)" in out
 
 
 def test_the_numbers_in_the_text() -> None:

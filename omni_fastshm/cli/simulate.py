@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from omni_fastshm.cli.text import count, human_bytes, human_seconds, printable, 
 from omni_fastshm.config import OmniTransferConfig, load_omni_transfer_config
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.simulation import COLUMNS, Arrival, RingResult, arrivals_of, read_trace, simulate
-from omni_fastshm.sizing import Load, make_plan
+from omni_fastshm.sizing import EdgePlan, Load, Plan, make_plan
 
 __all__ = ["add_arguments", "main"]
 
@@ -77,11 +76,13 @@ def main(arguments: argparse.Namespace) -> int:
     """
     config = load_omni_transfer_config(arguments.config)
     trace, loads = _trace(config, arguments)
-    rings = _rings(config, loads, arguments)
+    plan = make_plan(config, loads, risk=arguments.risk)
+    rings = _rings(plan, arguments)
     if not rings:
         raise ConfigError(f"{arguments.config}: no payload of these sizes goes through shared memory")
     seconds = arguments.seconds if arguments.trace is None else max((each.t for each in trace), default=0.0)
     results = simulate(rings, trace, seconds)
+    left_out = [each for each in plan.edges if each.way != "ring"]
     if arguments.plot is not None:
         _plot(results, seconds, arguments.plot)
     if arguments.json:
@@ -89,9 +90,10 @@ def main(arguments: argparse.Namespace) -> int:
             {**asdict(each), "segment_bytes": s["segment_bytes"]}
             for each, s in zip(results, rings.values(), strict=True)
         ]
-        print(json.dumps({"format": FORMAT, "seconds": seconds, "rings": rows}, indent=2))
+        others = [[each.from_stage, each.to_stage] for each in left_out]
+        print(json.dumps({"format": FORMAT, "seconds": seconds, "rings": rows, "left_out": others}, indent=2))
     else:
-        print("\n".join(_lines(results, rings, seconds)))
+        print("\n".join([*_lines(results, rings, seconds), *map(_left_out, left_out)]))
     return 0
 
 
@@ -126,9 +128,9 @@ def _loads_in(config: OmniTransferConfig, trace: list[Arrival]) -> dict[tuple[st
     return loads
 
 
-def _rings(config: OmniTransferConfig, loads: Mapping[tuple[str, str], Load], arguments: argparse.Namespace) -> _Rings:
+def _rings(plan: Plan, arguments: argparse.Namespace) -> _Rings:
     rings: _Rings = {}
-    for ring in make_plan(config, loads, risk=arguments.risk).rings:
+    for ring in plan.rings:
         settings = {**ring.settings, **ring.configured}
         if arguments.max_bytes is not None:
             settings["max_bytes"] = arguments.max_bytes
@@ -150,14 +152,21 @@ def _lines(results: list[RingResult], rings: _Rings, seconds: float) -> list[str
         ]
         if any(result.refusals):
             lines.append(f"  refused  |{_bar(result.refusals, max(result.refusals))}|")
-        rows = [["TO", "PUTS", "WAITED", "LONGEST WAIT", "REFUSED"]]
+        inline = any(edge.inline for edge in result.edges.values())
+        rows = [["TO", "PUTS", "WAITED", "LONGEST WAIT", "REFUSED", *(["INLINE"] if inline else [])]]
         for to, edge in sorted(result.edges.items()):
             waited = f"{edge.waited} ({edge.waited / edge.puts:.2%})" if edge.waited else "0"
             longest = human_seconds(edge.longest_wait_s) if edge.waited else "-"
-            rows.append([printable(to), str(edge.puts), waited, longest, str(edge.refused)])
+            row = [printable(to), str(edge.puts), waited, longest, str(edge.refused)]
+            rows.append([*row, *([str(edge.inline)] if inline else [])])
         lines += [f"  {line}" for line in table(rows)]
     refused = sum(edge.refused for result in results for edge in result.edges.values())
     return [*lines, "", f"{count(refused, 'payload')} refused" if refused else "nothing refused"]
+
+
+def _left_out(edge: EdgePlan) -> str:
+    why = "too small: inside the metadata" if edge.way == "inline" else edge.connector
+    return f"left out: {printable(edge.from_stage)} -> {printable(edge.to_stage)} ({printable(why)})"
 
 
 def _bar(values: list[int], full: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import select
 import sys
 import time
@@ -66,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     Raises:
         SegmentError: there is no shm mount.
-        ConfigError: the pipeline's file cannot be read, or the live view lacks the package ``rich``.
+        ConfigError: the pipeline's file cannot be read, or the live view lacks a terminal or the package ``rich``.
     """
     names = _names(arguments.config)
     if not arguments.once and not arguments.json:
@@ -94,6 +95,8 @@ def _names(path: Path | None) -> Names:
 
 
 def _live(arguments: argparse.Namespace, names: Names) -> int:
+    if not sys.stdout.isatty():
+        raise ConfigError("top: the live view needs a terminal; --once and --json do not", op="top")
     try:
         from rich.console import Console
         from rich.live import Live
@@ -140,8 +143,10 @@ def _keys() -> Iterator[Any]:
     def pressed(seconds: float) -> bool:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if select.select([fd], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
-                return True
+            if select.select([fd], [], [], left)[0]:
+                typed = os.read(fd, 64)
+                if not typed or b"q" in typed.lower():
+                    return True
         return False
 
     try:

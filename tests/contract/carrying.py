@@ -130,6 +130,26 @@ class Results(Topic):
             assert isinstance(health[key], (int, float)), key
             assert health[key] >= 0, key
 
+    def test_health_has_each_edge(self) -> None:
+        producer, consumer = self.pair()
+
+        sizes = [producer.put("a", to, n, payloads.array(100_000))[1:] for n, to in enumerate(("b", "b", "c"))]
+        got = consumer.get("a", "b", 0, sizes[0][1])
+        assert got is not None
+
+        ab, ac = producer.health()["edges"]
+        size = sizes[0][0]
+        assert (ab["from_stage"], ab["to_stage"], ab["puts"], ab["put_bytes"], ab["gets"]) == ("a", "b", 2, 2 * size, 0)
+        assert (ac["to_stage"], ac["puts"], ac["put_latency"]["count"]) == ("c", 1, 1)
+        assert producer.health()["put_latency"]["count"] == 3
+        assert producer.health()["high_water_bytes"] >= producer.health()["used_bytes"] > 0
+        (other,) = consumer.health()["edges"]
+        assert (other["gets"], other["get_bytes"], other["puts"]) == (1, size, 0)
+        health = consumer.health()
+        assert 0 <= health["oldest_lease_s"] < 60
+        assert health["leases"] or health["oldest_lease_s"] == 0
+        del got
+
     def test_health_counts(self) -> None:
         producer, consumer = self.pair()
 

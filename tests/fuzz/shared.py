@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from fuzz.chance import Chance
 
-from omni_fastshm import inventory, janitor, segments
+from omni_fastshm import inventory, janitor, segments, watching
 from omni_fastshm._core import BLOCK_LIMIT, CONTROL_SIZE, layout
+from omni_fastshm.cli import top
 
 MOUNT = "/dev/shm"
 ROWS: dict[str, list[tuple[str, int, int]]] = {}
@@ -112,6 +113,8 @@ class ControlFile(SharedFile):
 def look_around() -> None:
     """What an operator asks for: it reads everything and changes nothing."""
     inventory.take_snapshot(namespace()).as_dict()
+    seen = watching.look(namespace())
+    top.render(watching.compare(seen, watching.look(namespace())))
     janitor.preview(namespace())
 
 

@@ -90,7 +90,7 @@ def test_the_plan_holds(children: Children, tmp_path: Path) -> None:
     assert mean * frame <= health["high_water_bytes"] <= ring.max_bytes
     result = replay(sent, holds, frame, chosen)
     # The producer finds free blocks a few at a time, when it puts: so many more can be in use for a moment.
-    assert result.high_water <= health["high_water_bytes"] <= result.high_water + 8 * frame
+    assert result.high_water <= health["high_water_bytes"] <= result.high_water + 12 * frame
 
 
 def replay(sent: list[tuple[float, bool]], holds: list[float], size: int, settings: dict[str, Any]) -> Any:

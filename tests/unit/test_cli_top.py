@@ -100,6 +100,11 @@ def test_nothing_there(capsys: pytest.CaptureFixture[str], namespace: str) -> No
     assert lines[2].startswith("no producer")
 
 
+def test_the_live_screen_needs_a_terminal(capsys: pytest.CaptureFixture[str], namespace: str) -> None:
+    assert main(["top", namespace]) == 1
+    assert "needs a terminal; --once and --json do not" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("interval", ["0", "nan", "-1", "x"])
 def test_intervals_that_cannot_be(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

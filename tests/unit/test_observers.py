@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.child import Children
+from support.child import Children, environment
 
 import omni_fastshm
 from omni_fastshm import InProcessConnector, SharedMemoryConnector, Transfer
@@ -117,8 +119,8 @@ def test_high_water_and_own_segments(connect: Connect) -> None:
 def test_the_oldest_lease(connect: Connect) -> None:
     connector = connect(SharedMemoryConnector)
     assert connector.health()["oldest_lease_s"] == 0
-    first = connector.get("a", "b", 1, connector.put("a", "b", 1, BIG)[2])
     begun = time.monotonic()
+    first = connector.get("a", "b", 1, connector.put("a", "b", 1, BIG)[2])
     threading.Event().wait(0.2)
     second = connector.get("a", "b", 2, connector.put("a", "b", 2, BIG)[2])
     age = connector.health()["oldest_lease_s"]
@@ -126,6 +128,7 @@ def test_the_oldest_lease(connect: Connect) -> None:
     del first
     assert connector.health()["oldest_lease_s"] < age
     connector.close()
+    threading.Event().wait(0.02)  # the clock for leases counts in steps of a few milliseconds
     assert connector.health()["oldest_lease_s"] > 0
     del second
     assert connector.health()["oldest_lease_s"] == 0
@@ -209,6 +212,44 @@ def test_no_trace_unless_asked_for(connect: Connect, monkeypatch: pytest.MonkeyP
     connector = connect(SharedMemoryConnector)
     assert connector._trace is None
     assert connector.health()["long_leases"] == []
+
+
+def test_a_fork_while_another_thread_looks_at_the_trace() -> None:
+    code = """
+import os, threading, numpy as np
+import omni_fastshm
+from omni_fastshm import SharedMemoryConnector, observers
+
+connector = SharedMemoryConnector()
+view = connector.get("a", "b", "r", connector.put("a", "b", "r", np.arange(20_000))[2])
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with connector._trace._lock, observers._lock:
+        held.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    health = connector.health()
+    omni_fastshm.add_observer(print)
+    os._exit(0 if (health["status"], health["long_leases"]) == ("forked", []) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+done.set()
+thread.join()
+del view
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],  # a fork beside threads is the very thing
+        env={**environment(), VARIABLE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 @pytest.mark.parametrize("value", ["yes", "-1", "nan", "inf"])

@@ -154,6 +154,7 @@ def test_a_trace_and_a_plot(capsys: pytest.CaptureFixture[str], pipeline: Path, 
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     trace, plot = tmp_path / "trace.jsonl", tmp_path / "out.png"
     rows = [{"t": i / 10, "edge": ["a", "b"], "bytes": MIB, "hold_s": 20.0} for i in range(100)]
+    rows.append({"t": 0.05, "edge": ["a", "b"], "bytes": 1000, "hold_s": 20.0})
     trace.write_text("\n".join(map(json.dumps, rows)))
     arguments = ["simulate", str(pipeline), "--trace", str(trace), "--max-bytes", "16MiB", "--plot", str(plot)]
     done = subprocess.run(  # matplotlib keeps its fonts open
@@ -165,7 +166,8 @@ def test_a_trace_and_a_plot(capsys: pytest.CaptureFixture[str], pipeline: Path, 
         check=True,
     )
     (ring,) = json.loads(done.stdout)["rings"]
-    assert (ring["edges"]["b"]["puts"], ring["edges"]["b"]["refused"]) == (16, 84)
+    edge = ring["edges"]["b"]
+    assert (edge["puts"], edge["refused"], edge["inline"]) == (16, 84, 1)
     assert sum(ring["refusals"]) == 84
     assert plot.read_bytes().startswith(b"\x89PNG")
     trace.write_text(json.dumps({**rows[0], "edge": ["b", "a"]}))
