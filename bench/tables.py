@@ -41,6 +41,8 @@ def render(figures: Figures) -> str:
         parts += ["### Waking a consumer that waits (S1)", waking(counts["waking"])]
     if "loan" in counts:
         parts += ["### Producing in place: 64 MiB from `allocate`", loan(counts["loan"])]
+    if "batches" in counts:
+        parts += ["### Same process: `put_many` and `get_many`", batches(counts["batches"])]
     if same := figures["same_process"]:
         parts += ["### Same process: `put` and `get`", by_peer(same, None)]
     if "growth" in counts:
@@ -127,6 +129,12 @@ def waking(figures: Figures) -> str:
         against = "-" if bare is None else ratio(each["median"] / bare)
         rows.append([each["label"], time(each["median"]), against, time(each["p99"])])
     return table(["`put` → usable", "median", "times a bare wake", "p99"], rows)
+
+
+def batches(figures: Figures) -> str:
+    names = ("put", "put_many", "get", "get_many")
+    rows = [[load, *(time(each[name]) for name in names)] for load, each in figures["µs per message"].items()]
+    return table([f"per message, {figures['messages in a batch']} of them", *names], rows)
 
 
 def loan(figures: Figures) -> str:
