@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="cores of producer and consumer, such as 0,1; 'auto' takes the first two allowed, 'none' none",
     )
-    group.addoption("--bench-seconds", type=float, default=1.5, help="time per load and peer, in seconds (default 1.5)")
+    group.addoption("--bench-seconds", type=float, default=1.0, help="time per load and peer, in seconds (default 1)")
     group.addoption(
         "--bench-peers",
         default=",".join(NAMES),

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def _same(name: str, place: str, wanted: dict[str, tuple[int, int]]) -> dict[str
     for load, (warm, count) in wanted.items():
         data = payloads.make(load)
         end = peer.open(place, "both", load, 1)
+        _pump(peer, end, data, 1)
+        settle()
         _pump(peer, end, data, warm)
         before = Usage.so_far()
         mark(f"begin-{load}")
@@ -62,10 +65,25 @@ def _two(name: str, place: str, wanted: dict[str, tuple[int, int]]) -> dict[str,
     with Pair(name, place, None, yields=False) as pair:
         for load, (warm, count) in wanted.items():
             pair.open(load)
+            pair.run(1)
+            settle()
             pair.run(warm)
             result[load] = [used.faults for used in pair.run(count, tag=load)]
             pair.close_ends()
     return result
+
+
+def settle(within_s: float = 10.0) -> None:
+    """Wait until the segment that the first message made has all its memory: a thread of the producer takes it.
+
+    Raises:
+        TimeoutError: it takes for ever.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "omni-fastshm-memory":
+            thread.join(within_s)
+            if thread.is_alive():
+                raise TimeoutError(f"a segment did not get its memory within {within_s} s")
 
 
 def warm_up(load: str) -> int:

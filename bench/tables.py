@@ -41,6 +41,8 @@ def render(figures: Figures) -> str:
         parts += ["### Waking a consumer that waits (S1)", waking(counts["waking"])]
     if "loan" in counts:
         parts += ["### Producing in place: 64 MiB from `allocate`", loan(counts["loan"])]
+    if "batches" in counts:
+        parts += ["### Same process: `put_many` and `get_many`", batches(counts["batches"])]
     if same := figures["same_process"]:
         parts += ["### Same process: `put` and `get`", by_peer(same, None)]
     if "growth" in counts:
@@ -129,14 +131,21 @@ def waking(figures: Figures) -> str:
     return table(["`put` → usable", "median", "times a bare wake", "p99"], rows)
 
 
+def batches(figures: Figures) -> str:
+    names = ("put", "put_many", "get", "get_many")
+    rows = [[load, *(time(each[name]) for name in names)] for load, each in figures["µs per message"].items()]
+    return table([f"per message, {figures['messages in a batch']} of them", *names], rows)
+
+
 def loan(figures: Figures) -> str:
     named = (
         ("allocate", "`allocate`"),
         ("put", "`put`"),
         ("usable", "`put` → usable in the other process, through the measurement's control plane"),
     )
-    rows = [[title, time(figures[key]["median"]), time(figures[key]["p99"])] for key, title in named]
-    return table(["", "median", "p99"], rows)
+    ways = (("touched", "a byte written in place, none read"), ("filled", "all 64 MiB written in place, and read"))
+    rows = [[title, *(time(figures[way][key]["median"]) for way, _ in ways)] for key, title in named]
+    return table(["median", *(title for _, title in ways)], rows)
 
 
 def growth(figures: Figures) -> str:

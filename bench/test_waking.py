@@ -20,7 +20,7 @@ from bench.test_two_process import percentiles
 from bench.two_process import Pair, Samples
 
 LOAD = "S1"
-ASLEEP = ("futex", "ours_by_key", "pipe_pickle", "iceoryx2_event", "zmq_ipc")
+ASLEEP = ("futex", "ours_by_key", "ours_aget", "pipe_pickle", "iceoryx2_event", "zmq_ipc")
 AWAKE = ("ours_awake",)
 ROUNDS = 8
 PER_ROUND = 50
@@ -28,7 +28,7 @@ GAP_NS = 300_000  # before each message: longer than any spinning before sleep, 
 
 
 def test_waking(request: pytest.FixtureRequest, record: dict[str, Any], quick: bool, pinned: int | None) -> None:
-    wanted = {*peers(request.config), "futex", "ours_awake"}
+    wanted = {*peers(request.config), "futex", "ours_awake", "ours_aget"}
     names = [name for name in (*ASLEEP, *AWAKE) if name in wanted]
     samples = {name: Samples() for name in names}
     with contextlib.ExitStack() as stack:

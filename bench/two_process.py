@@ -107,8 +107,8 @@ def consume(commands: Connection, name: str, mailbox_name: str, core: int | None
             commands.send(answer)
 
 
-def _take(peer: Peer, end: Any, mailbox: Mailbox, count: int, tag: str) -> Usage:
-    """Take `count` messages, read each; what this process used meanwhile."""
+def _take(peer: Peer, end: Any, mailbox: Mailbox, count: int, tag: str, reads: bool) -> Usage:
+    """Take `count` messages, read each or not; what this process used meanwhile."""
     now, get, own = time.monotonic_ns, peer.get, peer.own_channel
     before = Usage.so_far()
     mark(f"begin-{tag}")
@@ -119,7 +119,8 @@ def _take(peer: Peer, end: Any, mailbox: Mailbox, count: int, tag: str) -> Usage
         else:
             data = get(end, mailbox.receive())
         got = now()
-        payloads.read_all(data)
+        if reads:
+            payloads.read_all(data)
         read = now()
         data = None
         mailbox.answer(got, read)
@@ -210,6 +211,7 @@ class Pair:
         samples: Samples | None = None,
         tag: str = "run",
         prepare: Callable[[], Any] | None = None,
+        reads: bool = True,
     ) -> list[Usage]:
         """Send `count` messages one after the other.
 
@@ -218,13 +220,14 @@ class Pair:
             samples: where to append the times.
             tag: names this run's marks in a trace of system calls.
             prepare: gives each message's payload, before its time begins; without it all are the load's.
+            reads: the consumer reads every byte.
 
         Returns:
             What the producer and the consumer used meanwhile.
         """
         now = time.monotonic_ns
         put, end, data, mailbox, own = self.peer.put, self.end, self.data, self.mailbox, self.peer.own_channel
-        self.commands.send(("take", (count, tag)))
+        self.commands.send(("take", (count, tag, reads)))
         before = Usage.so_far()
         mark(f"begin-{tag}")
         with self._both_stop():

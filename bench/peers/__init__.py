@@ -50,7 +50,7 @@ NAMES = (
     "new_segment",
 )
 # For measurements of their own; they are in no table of peers.
-OTHERS = ("futex", "ours_awake")
+OTHERS = ("futex", "ours_awake", "ours_aget")
 
 
 class End(Protocol):

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--loads", metavar="S1,…", help="which payloads, of S1 to S8 (all)")
     parser.add_argument("--peers", metavar="NAME,…", help="which peers, as the files in bench/peers/ (all installed)")
-    parser.add_argument("--seconds", metavar="S", type=_seconds, help="time for each load and peer (1.5)")
+    parser.add_argument("--seconds", metavar="S", type=_seconds, help="time for each load and peer (1)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="keep all figures there")
     parser.add_argument("--render", metavar="FILE", type=Path, help="measure nothing: show the figures of this file")
     parser.add_argument("--out", metavar="DIR", type=Path, help="write benchmarks.md and img/*.png there as well")
@@ -64,7 +64,7 @@ def main(arguments: argparse.Namespace) -> int:
         arguments: as `add_arguments` defines them.
 
     Returns:
-        0, or the status of the measurements or of the report, whichever failed first.
+        0, or the status of the report or of the measurements where one failed.
 
     Raises:
         FastShmError: there is no checkout, no such file of figures, or a package is missing.
@@ -80,8 +80,11 @@ def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         figures = arguments.json or Path(folder) / "bench.json"
         figures.parent.mkdir(parents=True, exist_ok=True)
+        figures.unlink(missing_ok=True)
         status = subprocess.run([*_measure(arguments), f"--benchmark-json={figures.absolute()}"], cwd=root).returncode
-        return status or _report(root, figures, arguments.out)
+        if not figures.exists():
+            return status
+        return _report(root, figures, arguments.out) or status  # what worked is shown also when something failed
 
 
 def _checkout() -> Path:

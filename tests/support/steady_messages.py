@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -80,7 +81,17 @@ def produce(pipe: Connection, namespace: str) -> int:
                     sent[index] = connector.put("thinker", "talker", request, data)[2]
             pipe.send(sent)
             pipe.recv()
+            settle()
     return faults[0]
+
+
+def settle() -> None:
+    """Wait until a new segment has all its memory: a thread of the producer takes it."""
+    for thread in threading.enumerate():
+        if thread.name == "omni-fastshm-memory":
+            thread.join(20)
+            if thread.is_alive():
+                raise TimeoutError("a segment did not get its memory within 20 s")
 
 
 def main() -> None:
