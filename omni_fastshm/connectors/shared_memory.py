@@ -258,7 +258,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._copiers is None or plan.frame_size < _THREADS_FROM:
             plan.pack_into(room.address)
         else:
-            self._copiers.pack(plan, room.address)
+            self._copiers.pack(plan, room)
         edge_id = edge_hash(*edge)
         high, low = request_hash(request)
         stamp = producer.directory.stamp() if self._key_lookup else 0
