@@ -168,7 +168,9 @@ def test_the_bytes_are_there_for_what_comes_after(make: Any, fake: FakeDevices) 
         assert torch.equal(fake.fetch(copied).view(torch.float32), BIG + n)
 
 
-def test_a_result_that_dies_early_is_not_used_again_too_early(make: Any, fake: FakeDevices) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_result_that_dies_early_is_not_used_again_too_early(make: Any, fake: FakeDevices, seed: int) -> None:
+    fake.random.seed(seed)
     producer, consumer = make(), make()
     metadata = producer.put("a", "b", "r", BIG)[2]
     with fake.held():

@@ -157,10 +157,14 @@ def test_put_without_waiting_comes_back_while_devices_are_busy(make: Any, fake: 
     assert all(equal(keyed.get("a", "b", n)[0], BIG + n) for n in range(5))
 
 
-def test_the_first_one_of_a_connector_as_well(make: Any, fake: FakeDevices) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_one_of_a_connector_as_well(make: Any, fake: FakeDevices, seed: int) -> None:
+    fake.random.seed(seed)
     producer, consumer = make(), make()
+    tensor = fake.tensor(torch.zeros_like(BIG))
     with fake.held():
-        future = producer.put("a", "b", "r", fake.tensor(BIG), wait=False)
+        fake.write(tensor, BIG)
+        future = producer.put("a", "b", "r", tensor, wait=False)
     assert equal(consumer.get("a", "b", "r", future.result(20)[2])[0], BIG)
 
 
@@ -264,18 +268,20 @@ def test_without_room(make: Any, fake: FakeDevices) -> None:
     producer.cleanup(3)
 
 
-def test_who_waits_for_room_is_not_overtaken(make: Any, fake: FakeDevices, run_thread: Any) -> None:
-    """A later one that took the last room would wait for its turn behind one that waits for room."""
+def test_who_came_first_is_not_overtaken(make: Any, fake: FakeDevices) -> None:
+    """A later one that took the last room would wait for its turn behind one that needs it."""
     producer, consumer = make(max_bytes=1 << 20, segment_bytes=1 << 20, put_timeout_s=20), make()
     large = torch.zeros(150_000)
-    first = producer.put("a", "b", 1, large)[2]
-    waiting = producer.put("a", "b", 2, large, wait=False)
-    small = producer.put("a", "b", 3, fake.tensor(BIG), wait=False)
-    assert not small.done()
-    assert fake.copies == 0
-    assert consumer.get("a", "b", 1, first, copy=True) is not None
-    assert waiting.result(20)[0]
-    assert small.result(20)[0]
+    producer.put("a", "b", 0, BIG)
+    producer.cleanup(0)
+    with fake.held():
+        first = producer.put("a", "b", 1, fake.tensor(BIG), wait=False)
+        second = producer.put("a", "b", 2, large, wait=False)  # has to wait for the helper thread, and then for room
+        third = producer.put("a", "b", 3, fake.tensor(BIG), wait=False)
+        assert fake.copies == 1, "the third has taken room"
+    assert consumer.get("a", "b", 1, first.result(20)[2], copy=True) is not None
+    assert second.result(20)[0]
+    assert third.result(20)[0]
     producer.cleanup(2)
     producer.cleanup(3)
 

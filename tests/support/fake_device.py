@@ -48,9 +48,10 @@ class Stream:
 class Memory:
     """The bytes behind the storage of one device tensor."""
 
-    def __init__(self, nbytes: int, device: int) -> None:
+    def __init__(self, nbytes: int, device: int, stream: Stream) -> None:
         self.bytes = torch.full((nbytes,), 0xA5, dtype=torch.uint8)
         self.device = device
+        self.stream = stream
         self.used_by: list[Event] = []
 
 
@@ -234,19 +235,19 @@ class FakeDevices(DeviceRuntime):
 
     def empty(self, nbytes: int, device: Any, stream: Any) -> Any:
         self._call()
-        return self._allocate(nbytes, device)
+        return self._allocate(nbytes, device, stream)
 
     def key(self, device: Any) -> Any:
         if isinstance(device, torch.Tensor):
             return self._memory_of(device).device
         return device.index or 0
 
-    def _allocate(self, nbytes: int, device: int) -> Any:
+    def _allocate(self, nbytes: int, device: int, stream: Stream | None = None) -> Any:
         if not 0 <= device < self.count:
             raise DeviceFault(f"there is no device {device}")
         made = torch.empty(nbytes, dtype=torch.uint8, device="meta")
         storage = made.untyped_storage()
-        memory = Memory(nbytes, device)
+        memory = Memory(nbytes, device, stream or self.current_stream(device))
         self._memory[storage._cdata] = memory
         weakref.finalize(storage, self._free, storage._cdata, memory).atexit = False
         return made
@@ -262,10 +263,11 @@ class FakeDevices(DeviceRuntime):
             self._reuse()
 
     def _reuse(self) -> None:
-        """Freed memory is somebody else's as soon as no stream that was recorded for it has work of that time left."""
+        """As soon as no stream that was recorded for it has work of that time left, freed memory is given to what comes
+        next on the stream that it belongs to."""
         for memory in [each for each in self._freed if all(event.complete for event in each.used_by)]:
-            memory.bytes.fill_(POISON)
             self._freed.remove(memory)
+            memory.stream.work.append(lambda memory=memory: bool(memory.bytes.fill_(POISON) is not None))
 
     # -- streams
 
