@@ -69,8 +69,8 @@ class Ready:
             yield
 
 
-def _device_error(what: str, error: Exception) -> DeviceError:
-    made = DeviceError(f"{what}: {type(error).__name__}: {error}", op="put")
+def _device_error(what: str, error: Exception, op: str = "put") -> DeviceError:
+    made = DeviceError(f"{what}: {type(error).__name__}: {error}", op=op)
     made.__cause__ = error.with_traceback(None)
     return made
 
@@ -213,22 +213,36 @@ class Uploads:
 
         Args:
             wait: until then, here.
+
+        Raises:
+            DeviceError: a device takes no more work, or, when this waits, a copy failed.
         """
         moved, self._moved = self._moved, {}
+        problem: Exception | None = None
         for (runtime, key), pairs in moved.items():
-            side, current = runtime.side_stream(key, "in"), runtime.current_stream(key)
             try:
-                event = runtime.record(side, key)
-            except BaseException:
-                parked.keep_for_good(pairs)
-                raise
+                self._finish_device(runtime, key, pairs, wait)
+            except Exception as error:  # the other devices' copies have to be seen to all the same
+                problem = error
+        if problem is not None:
+            raise _device_error("copies to a device failed", problem, "get")
+
+    def _finish_device(self, runtime: DeviceRuntime, key: Any, pairs: list[tuple[Any, Any]], wait: bool) -> None:
+        side, current = runtime.side_stream(key, "in"), runtime.current_stream(key)
+        try:
+            event = runtime.record(side, key)
+        except BaseException:
+            parked.keep_for_good(pairs)
+            raise
+        if not wait:
+            parked.park(runtime, event, [tensor for _, tensor in pairs])
+        try:
             runtime.wait_event(current, event)
             for flat, _ in pairs:
                 runtime.record_stream(flat, current)
+        finally:
             if wait:
                 runtime.synchronize(event)
-            else:
-                parked.park(runtime, event, [tensor for _, tensor in pairs])
 
 
 class Begun:
@@ -256,21 +270,26 @@ class Begun:
         self._later = contextlib.ExitStack()
 
     def start(self, producer: Any, room: Reservation, staging: Staging) -> None:
-        """Enqueue the copies from devices now: they run while the caller goes on. `finish` says what fails."""
+        """Enqueue the copies from devices now: they run while the caller goes on. `finish` says what fails.
+
+        Copies into memory that is not page-locked would keep the caller: they are left to the other thread.
+        """
         assert self._ready is not None
-        self._download = Download(room)
         self.producer, self.room = producer, room
+        runtime, _ = _of(self.plan.deferred_tensors()[0])
+        if not staging.locked(room.address, self.plan.frame_size, runtime):
+            return
+        self._download = Download(room)
         try:
             self._download.start(self.plan, self._ready, staging.pin)
         except BaseException:
             self.close()
             raise
 
-    def finish(self) -> DeviceError | None:
-        """As `Download.finish`."""
+    def take(self) -> Download | None:
+        """What was started; the caller finishes it."""
         download, self._download = self._download, None
-        assert download is not None
-        return download.finish(self.plan)
+        return download
 
     def close(self) -> None:
         """Drop it. A room that devices write to is kept until they are done."""
@@ -311,6 +330,12 @@ class Staging:
         found = pins.ensure(address, nbytes, runtime, self._limit) if self._pin else pins.find(address)
         return ((0, nbytes),) if found is None else found.pieces(address, nbytes)
 
+    def locked(self, address: int, nbytes: int, runtime: DeviceRuntime) -> bool:
+        """Page-lock what lies there; did that work?"""
+        self.pin(address, nbytes, runtime)
+        found = pins.find(address)
+        return found is not None and address + nbytes <= found.done
+
     def pin_view(self, address: int, nbytes: int) -> None:
         """Page-lock what lies there for the user's own copies; where that cannot be done, one warning says so."""
         found = pins.find(address)
@@ -333,10 +358,10 @@ class Staging:
             As `Download.finish`.
         """
         parked.poll()
-        if begun is not None and begun.room is room:
-            return begun.finish()
-        download = Download(room)
-        download.start(plan, Ready(plan.deferred_tensors()), self.pin)
+        download = None if begun is None else begun.take()
+        if download is None:
+            download = Download(room)
+            download.start(plan, Ready(plan.deferred_tensors()), self.pin)
         return download.finish(plan)
 
     def read(

@@ -168,6 +168,20 @@ def test_the_first_one_of_a_connector_as_well(make: Any, fake: FakeDevices, seed
     assert equal(consumer.get("a", "b", "r", future.result(20)[2])[0], BIG)
 
 
+def test_without_page_locking_the_helper_thread_is_kept_by_the_copies(make: Any, fake: FakeDevices) -> None:
+    """Copies into other memory hold up who enqueues them."""
+    producer, consumer = make(pin=False), make()
+    producer.put("a", "b", "first", BIG)
+    tensor = fake.tensor(torch.zeros_like(BIG), 1)
+    with fake.held(), fake.using(fake.stream(1, "mine")):
+        fake.write(tensor, BIG)
+        # Both are left to the helper thread, and while that waits for the first it does not come to the second.
+        futures = [producer.put("a", "b", n, tensor, wait=False) for n in range(2)]
+        assert fake.copies <= 1
+    for n, future in enumerate(futures):
+        assert equal(consumer.get("a", "b", n, future.result(20)[2])[0], BIG)
+
+
 def test_the_sender_may_drop_its_tensors(make: Any, fake: FakeDevices) -> None:
     producer, consumer = make(), make()
     producer.put("a", "b", "first", BIG)
