@@ -6,17 +6,21 @@ GB/s through the ring beside those of a page-locked buffer (what the machine can
 processes. Under five minutes. The exit status is 0 when it ran and every byte was right, 1 when not, 3 where there
 is no GPU.
 
-``--stand-in`` takes host memory for a GPU: it checks this script, and its figures mean nothing.
+For a machine without a network, ``--pack`` copies the packages that it needs beside torch and numpy into
+`build/gpu-check`, where the script finds them: take the folder along. ``--stand-in`` takes host memory for a GPU: it checks
+this script, and its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -26,6 +30,19 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKED = ROOT / "build" / "gpu-check"
+NEEDED = (
+    "posix_ipc",
+    "msgspec",
+    "PyYAML",
+    "cython",
+    "setuptools",
+    "pytest",
+    "iniconfig",
+    "packaging",
+    "pluggy",
+    "pygments",
+)
 NO_GPU = 3
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "28.7 MB": 28_672_000, "256 MiB": 256 << 20}
 STALL_US = 50.0
@@ -92,12 +109,19 @@ def main() -> int:
     parser.add_argument("--up-to", choices=list(SIZES), default="256 MiB", help="the largest size (default 256 MiB)")
     parser.add_argument("--no-tests", action="store_true", help="only measure")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--pack", action="store_true", help=f"copy what it needs to {PACKED.relative_to(ROOT)}, and stop"
+    )
     arguments = parser.parse_args()
+    if arguments.pack:
+        print(f"{pack(PACKED)} files in {PACKED}")
+        return 0
     problem = None if arguments.stand_in else why_no_gpu()
     if problem:
         print(f"gpu_check: {problem}. Nothing was measured.", file=sys.stderr)
         return NO_GPU
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT)]
+    sys.path.append(str(PACKED))  # last: what the machine has of its own comes first
     build()
     tested = None if arguments.no_tests else run_tests()
     device = StandIn() if arguments.stand_in else Gpu()
@@ -144,7 +168,8 @@ def build() -> None:
         import omni_fastshm._core  # noqa: F401
     except ImportError:
         print("building the compiled modules", flush=True)
-        subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, check=True, timeout=240)
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=240)
 
 
 def run_tests() -> int:
@@ -155,9 +180,30 @@ def run_tests() -> int:
         print("no pytest here: the tests are left out", flush=True)
         return 0
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, timeout=150, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), timeout=150, check=False)
     return 0 if done.returncode == 5 else done.returncode  # 5: no test was collected
+
+
+def environment() -> dict[str, str]:
+    """Of other interpreters: they find what this one finds."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(PACKED)]).replace(
+        os.pathsep * 2, os.pathsep
+    )
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def pack(target: Path) -> int:
+    """Copy the installed packages of `NEEDED` into a folder; gives the number of files."""
+    copied = 0
+    for name in NEEDED:
+        for file in importlib.metadata.files(name) or []:
+            source = Path(str(file.locate()))
+            if ".." not in file.parts and "__pycache__" not in file.parts and source.is_file():
+                place = target / file
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, place)
+                copied += 1
+    return copied
 
 
 def machine() -> dict[str, Any]:

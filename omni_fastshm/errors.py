@@ -122,8 +122,8 @@ class SegmentError(FastShmError, OSError):
 class DeviceError(FastShmError, RuntimeError):
     """A copy between shared memory and a device failed; the device's own error is its cause.
 
-    To do: go by that error; after most of CUDA's the process can use its devices no more and has to be started again. The
-    payload was not sent, or can be got again by another process.
+    To do: go by that error; after most of CUDA's the process can use its devices no more and has to be started again.
+    The payload was not sent, or can be got again by another process.
     """
 
 

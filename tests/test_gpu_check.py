@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,6 +29,20 @@ def test_without_a_gpu() -> None:
     assert done.returncode == 3
     assert "Nothing was measured" in done.stderr
     assert not done.stdout
+
+
+def test_what_it_takes_along(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.pack(tmp_path) > 100
+    # Without the environment's own packages: these alone.
+    code = f"import sys; sys.path = [p for p in sys.path if 'site-packages' not in p] + [{str(tmp_path)!r}]\n"
+    code += "import Cython, msgspec, posix_ipc, pytest, setuptools, yaml; print(msgspec.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
 
 
 def test_with_a_stand_in(tmp_path: Path) -> None:
