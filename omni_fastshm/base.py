@@ -84,7 +84,8 @@ class OmniConnectorBase(ABC):
             timeout: seconds to wait for a payload that is not there yet; 0 does not wait, None waits for ever.
             copy: None gives views for large leaves and copies for small ones, True gives own memory for all,
                 False gives views for all.
-            device: where tensors shall arrive, as for ``torch.Tensor.to``; None leaves them in host memory.
+            device: where tensors shall arrive: what ``torch.device`` takes, or a dict of these by path, as
+                ``{"engine_inputs": "cuda:0", "*": "cpu"}``; None leaves them in host memory.
 
         Returns:
             ``(object, size)`` with the same size that `put` gave, or None: not there (yet), already delivered,

@@ -16,6 +16,7 @@ from omni_fastshm._codec_classes import class_kind, import_module_of, import_pat
 from omni_fastshm._codec_dtypes import describe_dtype, parse_dtype
 from omni_fastshm._codec_forms import FORMS, form_name, restore_form
 from omni_fastshm._codec_host import host_kind
+from omni_fastshm._staging_devices import devices
 from omni_fastshm.errors import CodecError
 
 __all__ = ["COPY_BELOW", "Plan", "decode", "decoder", "plan", "register_type"]
@@ -134,7 +135,9 @@ def _classify(cls: type, host: bool) -> Kind:
     return kind if kind is not None else _refusal(cls)
 
 
-_CODEC = _codec.Codec(classify=_classify, restore=_restore, describe_dtype=describe_dtype, parse_dtype=parse_dtype)
+_CODEC = _codec.Codec(
+    classify=_classify, restore=_restore, describe_dtype=describe_dtype, parse_dtype=parse_dtype, devices=devices
+)
 plan = _CODEC.plan
 decode = _CODEC.decode
 decoder = _CODEC.decoder

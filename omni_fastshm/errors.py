@@ -15,6 +15,7 @@
     │  │  └─ ForkedConnector      a connector that was inherited through fork
     │  └─ LiveViews               (BufferError)  a lease given back while views on it are alive
     ├─ SegmentError               (OSError)      the shared memory itself: no room, no permission, gone
+    ├─ DeviceError              (RuntimeError) a copy from or to a device failed there
     ├─ MissingPayload             (LookupError)  the stage halts: its input never came
     └─ StageFailed                (RuntimeError) a stage of a pipeline raised or died
 """
@@ -116,6 +117,14 @@ class SegmentError(FastShmError, OSError):
     ) -> None:
         super().__init__(message, op=op, segment=segment, key=key)
         self.errno = errno
+
+
+class DeviceError(FastShmError, RuntimeError):
+    """A copy between shared memory and a device failed; the device's own error is its cause.
+
+    To do: go by that error; after most of CUDA's the process can use its devices no more and has to be started again.
+    The payload was not sent, or can be got again by another process.
+    """
 
 
 class MissingPayload(FastShmError, LookupError):

@@ -40,7 +40,7 @@ __all__ = [
     "stage_name",
 ]
 
-Kind = Literal["int", "bytes", "size", "seconds", "microseconds", "bool", "str", "choice", "names"]
+Kind = Literal["int", "bytes", "size", "seconds", "microseconds", "bool", "auto", "str", "choice", "names"]
 
 HOST_SETTINGS = (
     "stage_id",
@@ -90,8 +90,8 @@ class Setting:
 
     Args:
         kind: "int" and "bytes" give an int, "size" too, from a number of bytes or a text such as "512MB" (of 1024
-            based units), "seconds" and "microseconds" a float, "bool" a bool, "str" and "choice" a str, "names" (a
-            list of ``"module:Class"``, or one) a tuple of str.
+            based units), "seconds" and "microseconds" a float, "bool" a bool, "auto" a bool or "auto", "str" and
+            "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
         default: used when the setting is absent or null; it is not checked and may be None.
         minimum: smallest number allowed; None means 0, for nothing counted or timed here can be negative.
         maximum: largest number allowed; None means no limit.
@@ -285,6 +285,15 @@ def _bool(setting: Setting, value: Any) -> bool:
     raise ConfigError(f"{describe(value)} is neither true nor false")
 
 
+def _auto(setting: Setting, value: Any) -> bool | str:
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return "auto"
+    try:
+        return _bool(setting, value)
+    except ConfigError:
+        raise ConfigError(f"{describe(value)} is neither auto nor true nor false") from None
+
+
 def _text(setting: Setting, value: Any) -> str:
     # A number is refused, not converted: YAML has turned 007 into 7 before we see it.
     if not isinstance(value, str):
@@ -330,6 +339,7 @@ _CONVERTERS: dict[str, Callable[[Setting, Any], Any]] = {
     "seconds": _time,
     "microseconds": _time,
     "bool": _bool,
+    "auto": _auto,
     "str": _text,
     "choice": _choice,
     "names": _names,

@@ -6,7 +6,7 @@ imports NumPy or torch before a payload holds an array or a tensor. The frame's 
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.dict cimport PyDict_Next
@@ -415,6 +415,32 @@ def tensor_view(buffer, shape, dtype):
     return tensor_over(buffer, code, ndim, dims, count)
 
 
+@cython.final
+cdef class Window:
+    """Bytes at an address through the buffer protocol, for `tensor_view`; keeps what owns them.
+
+    Args:
+        address: of the first byte.
+        nbytes: how many; all of them must be there as long as `owner` lives.
+        owner: what keeps them there.
+    """
+
+    cdef readonly size_t address
+    cdef readonly Py_ssize_t nbytes
+    cdef object owner
+
+    def __cinit__(self, size_t address, Py_ssize_t nbytes, owner):
+        self.address = address
+        self.nbytes = nbytes
+        self.owner = owner
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void *> self.address, self.nbytes, False, flags)
+
+    def __reduce__(self):
+        raise TypeError("a Window holds an address of this process and cannot be pickled")
+
+
 # ---------------------------------------------------------------------------------------------- encoding
 
 @cython.final
@@ -445,11 +471,16 @@ cdef class Plan:
         size: serialized size in bytes: header and all buffers, external ones included.
         frame_size: bytes that `pack_into` writes.
         external: some buffer stays where it is (a loan) and is only referred to.
+        deferred: some tensor's bytes are on a device still: `take_deferred` leaves them to the caller, all else brings
+            them, waiting for the device.
     """
 
     cdef readonly size_t size
     cdef readonly size_t frame_size
     cdef readonly bint external
+    cdef readonly bint deferred
+    cdef bint taken    # the caller copies what was deferred
+    cdef list waiting  # (number of the piece, its bytes on their device), what is deferred
     cdef Codec codec
     cdef dict kinds
     cdef bint host
@@ -942,6 +973,9 @@ cdef class Plan:
             layout = "nested" if t.is_nested else t.layout
             self.refuse("Tensor", f"it is {layout}, not dense; send the dense tensors it is made of")
         if not t.is_cpu:
+            flat = self.codec.devices.flatten(t)
+            if flat is not None:
+                return self.walk_device_tensor(t, flat, code)
             if t.device.type == "meta":
                 self.refuse("Tensor", "it is on the meta device and has no data")
             t = t.detach().cpu()
@@ -980,6 +1014,27 @@ cdef class Plan:
         head[2] = ndim
         head[3] = 0
         return self.leaf(X_TENSOR, head, <void *> address, count, dims, ndim, b"", t)
+
+    cdef object walk_device_tensor(self, t, flat, int code):
+        """Its place in the frame is reserved now; its bytes follow when the frame is written."""
+        cdef object shape = t.shape
+        cdef Py_ssize_t ndim = PyTuple_GET_SIZE(shape)
+        cdef int64_t dims[MAX_DIMS]
+        cdef uint8_t head[4]
+        cdef size_t size = itemsizes[code]
+        cdef Py_ssize_t i
+        if ndim > MAX_DIMS:
+            self.refuse("Tensor", f"it has {ndim} dimensions, more than {MAX_DIMS}")
+        for i in range(ndim):
+            dims[i] = <object> PyTuple_GET_ITEM(shape, i)
+            size *= dims[i]
+        if size:
+            if self.waiting is None:
+                self.waiting = []
+            self.waiting.append((self.count, flat))
+            self.deferred = True
+        head[0], head[1], head[2], head[3] = code, 0, ndim, 0
+        return self.leaf(X_TENSOR, head, NULL, size, dims, ndim, b"", flat)
 
     cdef object walk_array(self, o, int depth):
         need_numpy()
@@ -1025,7 +1080,7 @@ cdef class Plan:
         cdef size_t total = 12 + 8 * ndim + tail_size
         cdef object claim = None
         cdef int flag_at = 1 if code == X_TENSOR else 0
-        if self.loans is not None and size > LARGE:
+        if self.loans is not None and size > LARGE and source != NULL:
             claim = self.claimed(<size_t> source, size)
             if claim is not None:
                 total += 8
@@ -1095,6 +1150,7 @@ cdef class Plan:
         cdef ofs_piece few[64]
         cdef ofs_piece *list_ = few
         cdef size_t i
+        cdef size_t count = 0
         if self.count > 64:
             list_ = <ofs_piece *> malloc(self.count * sizeof(ofs_piece))
             if list_ == NULL:
@@ -1102,16 +1158,57 @@ cdef class Plan:
         self.begin(target)
         self.fill_gaps(target)
         for i in range(self.count):
-            list_[i].target = target + self.start + self.pieces[i].offset
-            list_[i].source = self.pieces[i].source
-            list_[i].size = self.pieces[i].size
+            if self.pieces[i].source == NULL:
+                continue  # a device is writing there
+            list_[count].target = target + self.start + self.pieces[i].offset
+            list_[count].source = self.pieces[i].source
+            list_[count].size = self.pieces[i].size
+            count += 1
         if self.area < 32768:
-            ofs_copy_pieces(list_, self.count, OFS_STREAM_FROM)  # shorter than giving the GIL away and taking it back
+            ofs_copy_pieces(list_, count, OFS_STREAM_FROM)  # shorter than giving the GIL away and taking it back
         else:
             with nogil:
-                ofs_copy_pieces(list_, self.count, stream_from)
+                ofs_copy_pieces(list_, count, stream_from)
         if list_ != few:
             free(list_)
+        return 0
+
+    def deferred_tensors(self):
+        """The tensors that are deferred; flat, of uint8, each on its device."""
+        return [flat for _, flat in self.waiting or ()]
+
+    def take_deferred(self):
+        """Leave what is deferred to the caller: `pack_into` writes all but these bytes from now on.
+
+        Returns:
+            A list of ``(offset in the frame, nbytes, tensor)``; the tensors are flat, of uint8, each on its device.
+        """
+        cdef list waiting = self.waiting or []
+        self.taken = self.deferred
+        self.waiting = None
+        self.deferred = False
+        return [
+            (self.start + self.pieces[<size_t> number].offset, self.pieces[<size_t> number].size, flat)
+            for number, flat in waiting
+        ]
+
+    cdef int whole(self) except -1:
+        """Bring what is deferred; for a frame that shall be complete."""
+        if self.taken:
+            raise CodecError("payload: its bytes on devices were left to the caller, the rest alone is no frame")
+        if self.waiting is None:
+            return 0
+        for number, flat in self.waiting:
+            try:
+                host = self.codec.devices.fetch(flat)
+            except Exception as error:
+                raise CodecError(
+                    f"payload: a tensor cannot be brought from {flat.device}: {type(error).__name__}: {error}"
+                ) from error
+            self.keep.append(host)
+            self.pieces[<size_t> number].source = <void *> <size_t> host.data_ptr()
+        self.waiting = None
+        self.deferred = False
         return 0
 
     def pack_into(self, size_t address):
@@ -1120,6 +1217,8 @@ cdef class Plan:
         Args:
             address: of `frame_size` writable bytes, 64-byte aligned so that the receiver's views are, too.
         """
+        if self.waiting is not None:
+            self.whole()
         self.write(<char *> address, OFS_STREAM_SHARED_FROM)
 
     def pack_part(self, size_t address, size_t part, size_t parts):
@@ -1139,6 +1238,8 @@ cdef class Plan:
         cdef size_t at = 0
         if part >= parts:
             raise ValueError(f"there is no part {part} of {parts}")
+        if self.waiting is not None:
+            raise CodecError("payload: what is deferred has to be taken before several threads write the rest")
         if self.count > 64:
             list_ = <ofs_piece *> malloc(self.count * sizeof(ofs_piece))
             if list_ == NULL:
@@ -1146,7 +1247,7 @@ cdef class Plan:
         for i in range(self.count):
             first = max(low, self.pieces[i].offset)
             last = min(high, self.pieces[i].offset + self.pieces[i].size)
-            if first < last:
+            if first < last and self.pieces[i].source != NULL:
                 list_[at].target = target + self.start + first
                 list_[at].source = <const char *> self.pieces[i].source + (first - self.pieces[i].offset)
                 list_[at].size = last - first
@@ -1192,6 +1293,7 @@ cdef class Plan:
         cdef size_t i
         if self.external:
             raise CodecError("payload: a loan in shared memory is part of it, it cannot be gathered")
+        self.whole()
         for i in range(self.count):
             if self.pieces[i].size >= direct_from:
                 copied -= self.pieces[i].size
@@ -1236,6 +1338,7 @@ cdef class Plan:
         """
         if self.external:
             raise CodecError("payload: a loan in shared memory is part of it, it cannot travel as bytes")
+        self.whole()
         data = PyBytes_FromStringAndSize(NULL, self.frame_size)
         self.write(PyBytes_AS_STRING(data), OFS_STREAM_FROM)
         return data
@@ -1280,7 +1383,8 @@ cdef class _Reader:
     cdef bint constant  # nobody can change the frame's bytes while they are read
     cdef object source
     cdef object types
-    cdef object device
+    cdef object placer  # where tensors go; None leaves all in host memory
+    cdef list path      # of what is being read; None where the placer does not ask
     cdef int copy
     cdef bint writable
     cdef bint allow_pickle
@@ -1417,7 +1521,7 @@ cdef class _Reader:
                     self.broken("a dict has a key of another kind than the codec writes")
                 if type(key) is list:
                     key = frozen(key)
-            out[key] = self.read(depth + 1)
+            out[key] = self.read(depth + 1) if self.path is None else self.read_below(key, True, depth + 1)
         if <size_t> len(out) != count:
             self.broken("a dict has a key twice")
         return out
@@ -1431,16 +1535,36 @@ cdef class _Reader:
             return self.read_marked((self.at - 1)[0], count - 1, depth)
         out = PyList_New(count)
         for i in range(count):
-            item = self.read(depth + 1)
+            item = self.read(depth + 1) if self.path is None else self.read_below(i, False, depth + 1)
             Py_INCREF(item)
             PyList_SET_ITEM(out, i, item)
         return out
 
-    cdef object read_items(self, size_t count, int depth):
+    cdef object read_below(self, step, bint is_key, int depth):
+        """The next value, which stands in its container under `step`; None where the container adds no step."""
+        if step is not None:
+            self.path.append((step, is_key))
+        value = self.read(depth)
+        if step is not None:
+            self.path.pop()
+        return value
+
+    cdef object step_in(self, int mark, size_t i):
+        """The step to item `i` of a marked list, as `Plan.path` names it."""
+        if mark < M_DATACLASS:
+            return i
+        if i == 0 or mark == M_DATACLASS or mark == M_STRUCT or mark == M_ENUM:
+            return None
+        return i - 1 if mark == M_NAMEDTUPLE else STATE
+
+    cdef object read_items(self, size_t count, int mark, int depth):
         cdef tuple out = PyTuple_New(count)
         cdef size_t i
         for i in range(count):
-            item = self.read(depth + 1)
+            if self.path is None:
+                item = self.read(depth + 1)
+            else:
+                item = self.read_below(self.step_in(mark, i), mark > M_NAMEDTUPLE, depth + 1)
             Py_INCREF(item)
             PyTuple_SET_ITEM(out, i, item)
         return out
@@ -1455,11 +1579,11 @@ cdef class _Reader:
             pairs = {}
             for i in range(count // 2):
                 key = self.read(depth + 1)
-                pairs[key] = self.read(depth + 1)
+                pairs[key] = self.read(depth + 1) if self.path is None else self.read_below(key, True, depth + 1)
             if <size_t> len(pairs) != count // 2:
                 self.broken("a dict has a key twice")
             return pairs
-        items = self.read_items(count, depth)
+        items = self.read_items(count, mark, depth)
         if mark == M_TUPLE:
             return items
         if mark == M_SET:
@@ -1664,7 +1788,8 @@ cdef class _Reader:
         cdef uint64_t segment = 0
         cdef uint64_t offset
         cdef size_t at = 0
-        cdef bint private = self.private(nbytes, False) and (self.device is None or self.source is None)
+        target = None if self.placer is None else self.placer.target(self.path)
+        cdef bint private = self.private(nbytes, False) and (target is None or self.source is None)
         if external:
             memcpy(&segment, data + 4, 8)
         memcpy(&offset, data + head - 8, 8)
@@ -1683,13 +1808,13 @@ cdef class _Reader:
                 out = self.copied_tensor(view, code, ndim, dims, count)
             else:
                 out = tensor_over(view, code, ndim, dims, count)
-        if self.device is None:
+        if target is None:
             return out
         try:
-            return out.to(self.device)
+            return self.placer.move(out, target)
         except Exception as error:
             # The payload is whole: it must not count as damaged, and can be got again.
-            raise CodecError(f"a tensor cannot be moved to {self.device}: {type(error).__name__}: {error}") from error
+            raise CodecError(f"a tensor cannot be moved to {target}: {type(error).__name__}: {error}") from error
 
     cdef object own_tensor(self, const void *raw, int code, int ndim, int64_t *dims, size_t count):
         cdef size_t nbytes = count * itemsizes[code]
@@ -1784,19 +1909,24 @@ cdef class Codec:
         restore: ``(mark, name, items, types) -> object`` for lists that stand for an object of a class.
         describe_dtype: NumPy dtype to bytes; raises TypeError for what cannot be carried.
         parse_dtype: the reverse; never returns a dtype that holds objects.
+        devices: has ``flatten(tensor)``, the bytes of a tensor on a device as a flat uint8 tensor there, or None where
+            the tensor shall be brought to the host at once; ``fetch(flat)``, these bytes on the host; and
+            ``placing(device)``, what `decode` asks where a tensor goes (see `decode`).
     """
 
     cdef object classify
     cdef object restore
     cdef object describe_dtype
     cdef object parse_dtype
+    cdef object devices
     cdef dict kinds
     cdef dict host_kinds
     cdef dict described
     cdef dict parsed
 
-    def __cinit__(self, *, classify, restore, describe_dtype, parse_dtype):
+    def __cinit__(self, *, classify, restore, describe_dtype, parse_dtype, devices):
         self.classify = classify
+        self.devices = devices
         self.restore = restore
         self.describe_dtype = describe_dtype
         self.parse_dtype = parse_dtype
@@ -1863,7 +1993,9 @@ cdef class Codec:
             copy: None gives views for large leaves, True own memory for all, False views for all.
             writable: False where other takers see the same bytes: NumPy views are read-only then, tensors private
                 copies unless `copy` is False.
-            device: where tensors shall arrive; None and the CPU leave them in host memory.
+            device: where tensors shall arrive: None, what ``torch.device`` takes, a dict by path (see
+                ``docs/devices.md``), or an object with ``target(path)`` (None: stays), ``move(tensor, target)`` and
+                ``by_path``, whether it wants a path: a list of ``(step, is it a key?)``.
             types: "module:Class" names whose modules may be imported for decoding.
             allow_pickle: restore pickled objects.
             wire: the profile that both sides agreed on.
@@ -1917,8 +2049,10 @@ cdef class Decoder:
         reader.allow_pickle = self.allow_pickle
         reader.copy_below = self.copy_below
         reader.host = self.host
-        if device is not None and str(device) != "cpu":
-            reader.device = device
+        if device is not None:
+            reader.placer = self.codec.devices.placing(device)
+            if reader.placer is not None and reader.placer.by_path:
+                reader.path = []
         PyObject_GetBuffer(frame, &buffer, PyBUF_SIMPLE)
         try:
             return decode_frame(reader, &buffer)

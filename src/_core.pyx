@@ -9,7 +9,7 @@ garbage collector, and with it any code. All classes that hold leases are outsid
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from posix.unistd cimport close as posix_close, getpid
 
@@ -189,6 +189,11 @@ cdef class Segment:
         """Does its name still exist? Objects without a descriptor of their own count as linked."""
         return _linked(self)
 
+    @property
+    def address(self):
+        """Where it is mapped."""
+        return <size_t>self.base
+
     def empty(self):
         """Give the memory back to the system whoever still has it mapped; nobody may look at it any more."""
         if self.fd >= 0 and self.born == forks:
@@ -197,6 +202,20 @@ cdef class Segment:
 
 cdef bint _inside(Segment segment, uint64_t offset, uint64_t size):
     return offset <= segment.size and size <= segment.size - offset
+
+
+def segment_at(uint64_t address):
+    """The mapped `Segment` of this process in which `address` lies, or None."""
+    while True:
+        try:
+            mapped = list(_mapped)
+            break
+        except RuntimeError:  # another thread mapped one meanwhile
+            continue
+    for each in mapped:
+        if 0 <= <int64_t>(address - <uint64_t>(<Segment>each).base) < <int64_t>(<Segment>each).room:
+            return each
+    return None
 
 
 cdef bint _linked(Segment segment):

@@ -55,6 +55,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(slow)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _cuda_devices():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and a torch built for it"))
+
+
+def _cuda_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 @pytest.hookimpl(wrapper=True)

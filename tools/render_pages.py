@@ -69,6 +69,8 @@ def takes(setting: Setting) -> str:
         text = ", ".join(f"`{choice}`" for choice in setting.choices)
     elif setting.kind == "bool":
         text = "`true`, `false`"
+    elif setting.kind == "auto":
+        text = "`auto`, `true`, `false`"
     elif setting.kind == "names":
         text = "list of `module:Class`"
     elif setting.kind == "str":

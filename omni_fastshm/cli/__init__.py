@@ -16,6 +16,7 @@ __all__ = ["main"]
 # Sub-command -> module and help line; a module has add_arguments(parser) and main(arguments) -> exit status.
 _COMMANDS = {
     "bench": ("omni_fastshm.cli.bench", "measure this library beside its peers; from a checkout of the project"),
+    "doctor": ("omni_fastshm.cli.doctor", "check this machine: shm mount, limits, torch and CUDA, Mooncake, leftovers"),
     "ls": ("omni_fastshm.cli.ls", "list the segments on the shm mount, with owners, payloads and readers"),
     "reap": ("omni_fastshm.cli.reap", "take away what dead processes left on the shm mount"),
     "mooncake": ("omni_fastshm.cli.mooncake", "start a Mooncake master, for pipelines on several nodes"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omni_fastshm.errors import CodecError, ConfigError
+from omni_fastshm.placement import ByPath
 from omni_fastshm.settings import describe
 
 __all__ = ["buffer_bytes", "moved", "own_copy", "shared_copy"]
@@ -55,7 +56,8 @@ def moved(tree: Any, device: Any) -> Any:
 
     Args:
         tree: any payload.
-        device: as for ``torch.Tensor.to``.
+        device: as for ``torch.Tensor.to``, or a dict of these by path (see `placement.ByPath`). A tensor that stands at
+            several places goes where the first of them says.
 
     Returns:
         The new tree; a tensor that is on the device already is the same object.
@@ -67,6 +69,8 @@ def moved(tree: Any, device: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
         return tree
+    if isinstance(device, Mapping):
+        return _moved_by_path(tree, ByPath(device), torch)
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -76,6 +80,38 @@ def moved(tree: Any, device: Any) -> Any:
         return leaf.to(target) if isinstance(leaf, torch.Tensor) else leaf
 
     return _rebuilt(tree, move)
+
+
+def _moved_by_path(tree: Any, where: ByPath, torch: Any) -> Any:
+    targets: dict[int, Any] = {}
+    waiting: list[tuple[Any, list[tuple[Any, bool]]]] = [(tree, [])]
+    while waiting:
+        item, path = waiting.pop()
+        if isinstance(item, torch.Tensor):
+            targets.setdefault(id(item), where.target(path))
+        elif not isinstance(item, (str, bytes)) and id(item) not in targets:
+            targets[id(item)] = None  # a container that holds itself ends here
+            steps = [(part, [*path, step]) for step, part in _steps(item)]
+            waiting.extend(reversed(steps))
+
+    def move(leaf: Any) -> Any:
+        target = targets.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
+        return leaf if target is None else leaf.to(target)
+
+    return _rebuilt(tree, move)
+
+
+def _steps(item: Any) -> list[tuple[tuple[Any, bool], Any]]:
+    """What a container holds, with ``(step, is it a key?)`` to each; nothing for a leaf."""
+    if isinstance(item, Mapping):
+        return [((key, True), part) for key, part in item.items()]
+    parts = _parts(item)
+    if parts is None:
+        return []
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return [((index, False), part) for index, part in enumerate(parts)]
+    names = [name for name in (_fields(item) or ()) if hasattr(item, name)]
+    return [((name, True), part) for name, part in zip(names, parts, strict=True)]
 
 
 def own_copy(tree: Any) -> Any:
@@ -168,10 +204,12 @@ def _parts(item: Any) -> list[Any] | None:
         return list(item)
     if isinstance(item, type):
         return None
+    names = _fields(item)
+    return None if names is None else [getattr(item, name) for name in names if hasattr(item, name)]
+
+
+def _fields(item: Any) -> list[str] | None:
     if dataclasses.is_dataclass(item):
-        names = [field.name for field in dataclasses.fields(item)]
-    elif isinstance(getattr(type(item), "__struct_fields__", None), tuple):
-        names = list(type(item).__struct_fields__)
-    else:
-        return None
-    return [getattr(item, name) for name in names if hasattr(item, name)]
+        return [field.name for field in dataclasses.fields(item)]
+    struct = getattr(type(item), "__struct_fields__", None)
+    return list(struct) if isinstance(struct, tuple) else None

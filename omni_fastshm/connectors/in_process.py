@@ -27,10 +27,10 @@ from omni_fastshm.errors import (
 )
 from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
+from omni_fastshm.placement import check_placement
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
-    check_device,
     check_edge,
     check_timeout,
     describe,
@@ -258,7 +258,7 @@ class InProcessConnector(OmniConnectorBase):
             copy: True gives own memory for everything. False gives the sender's object, also to several
                 takers. None gives it to a single taker; several get own containers and tensors, and read-only
                 arrays.
-            device: where tensors shall arrive, as for ``torch.Tensor.to``; None leaves them where they are.
+            device: where tensors shall arrive, as in `OmniConnectorBase.get`; None leaves them where they are.
 
         Returns:
             ``(object, size)``, or None.
@@ -274,7 +274,7 @@ class InProcessConnector(OmniConnectorBase):
         wait_s = check_timeout(timeout)
         if copy is not None and not isinstance(copy, bool):
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False")
-        check_device(device)
+        check_placement(device)
         self._check_open("get", key[2])
         began = _now()
         try:

@@ -19,9 +19,9 @@ from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.errors import ConfigError, ConnectorClosed, SegmentError
 from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
+from omni_fastshm.placement import check_placement
 from omni_fastshm.settings import (
     check_consumers,
-    check_device,
     check_timeout,
     describe,
     known_edge,
@@ -195,7 +195,7 @@ class MooncakeConnector(OmniConnectorBase):
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         if copy is not None and type(copy) is not bool:
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False", op="get")
-        check_device(device)
+        check_placement(device)
         wait_s = check_timeout(timeout)
         how = How(copy, device)
         began = _now()

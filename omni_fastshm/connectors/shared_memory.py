@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from omni_fastshm import _place, codec, janitor, segments
@@ -21,26 +21,35 @@ from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
 from omni_fastshm.arrivals import Arrivals
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
+from omni_fastshm.connectors._later import Later
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.copiers import Copiers
 from omni_fastshm.directory import leave_directory, open_directory
-from omni_fastshm.errors import ConfigError, ConnectorClosed, FastShmError, ForkedConnector, MetadataError, SegmentError
+from omni_fastshm.errors import (
+    ConfigError,
+    ConnectorClosed,
+    FastShmError,
+    ForkedConnector,
+    MetadataError,
+    SegmentError,
+)
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.lease_trace import make_trace
 from omni_fastshm.loans import make_loan
 from omni_fastshm.metadata import check_place, inline_frame
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
+from omni_fastshm.placement import check_placement
 from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
-    check_device,
     check_timeout,
     known_edge,
     parse_settings,
     request_name,
     resolve_namespace,
 )
+from omni_fastshm.staging import Begun, Staging, devices, parked, pinned_bytes
 
 logger = logging.getLogger("omni_fastshm")
 
@@ -95,6 +104,12 @@ SETTINGS: dict[str, Setting] = {
         help="types as sent, or as the host's serializer gives them",
     ),
     "types": Setting("names", (), help="'module:Class' names that may be imported to rebuild payloads"),
+    "pin": Setting(
+        "auto",
+        "auto",
+        help="page-lock segments for devices: auto when the first device tensor crosses one, true also for mere views",
+    ),
+    "pin_bytes": Setting("bytes", 4 << 30, help="page-lock no more than this in the whole process"),
 }
 
 _THREADS_FROM = 16 << 20  # below that, waking the threads takes what they win (docs/decisions/0009)
@@ -133,6 +148,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._wire: str = settings["wire"]
         self._pickle: bool = settings["allow_pickle"]
         self._types: tuple[str, ...] = tuple(settings["types"])
+        self._staging = Staging(settings["pin"], settings["pin_bytes"])
         self._spin_ns = int(settings["busy_wait_us"] * 1000)
         self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
         self._producer: Producer | None = None
@@ -140,7 +156,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._directory: Directory | None = None
         self._arrivals: dict[int, Arrivals] = {}  # by receiving stage, for tasks that wait
         self._consumer = Consumer()
-        self._executor: ThreadPoolExecutor | None = None
+        self._later = Later()
         self._final: dict[str, Any] | None = None
         self._dropped = 0
         self._blocked_s = 0.0  # of producers that were given up
@@ -186,17 +202,44 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _submit(
         self, edge: tuple[str, str], request: str, data: Any, takers: int
     ) -> Future[tuple[bool, int, Metadata | None]]:
+        begun = self._begin(data) if devices.in_use() else None
         with self._lock:
             if self._stopped:
+                if begun is not None:
+                    begun.close()
                 self._refuse("put")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._executor.submit(self._put_claiming, edge, request, data, takers)
+            return self._later.submit(functools.partial(self._put_claiming, edge, request, data, takers), begun)
+
+    def _begin(self, data: Any) -> Begun | None:
+        """What of a put that may hold device tensors is done in the caller's thread: to note where its streams are now,
+        and, when there is room at once, to start the copies from devices. None when the payload cannot be carried: the
+        put will say so."""
+        producer = self._producer
+        claims = None if producer is None else _Claims(producer.outbox)
+        try:
+            plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
+            begun = Begun(plan, claims)
+        except Exception:
+            if claims is not None:
+                claims.settle()
+            return None
+        shared = plan.size >= self.threshold or self._key_lookup or plan.external
+        if plan.deferred and shared and producer is not None and self._later.next_is_next:
+            try:
+                room = producer.room(plan.frame_size, 0)
+            except SegmentError:  # the put finds out for itself
+                room = None
+            if room is not None:
+                begun.start(producer, room, self._staging)
+        return begun
 
     def _put_claiming(
-        self, edge: tuple[str, str], request: str, data: Any, takers: int
+        self, edge: tuple[str, str], request: str, data: Any, takers: int, begun: Begun | None = None
     ) -> tuple[bool, int, Metadata | None]:
         """Put what may hold loans."""
+        if begun is not None:
+            with begun:
+                return self._put(edge, request, data, takers, begun.claims, begun)
         producer = self._producer  # once: another thread may close meanwhile
         claims = None if producer is None else _Claims(producer.outbox)
         try:
@@ -206,17 +249,26 @@ class SharedMemoryConnector(OmniConnectorBase):
                 claims.settle()
 
     def _put(
-        self, edge: tuple[str, str], request: str, data: Any, takers: int, claims: _Claims | None
+        self,
+        edge: tuple[str, str],
+        request: str,
+        data: Any,
+        takers: int,
+        claims: _Claims | None,
+        begun: Begun | None = None,
     ) -> tuple[bool, int, Metadata | None]:
         began = _now()
         answer: tuple[bool, int, Metadata | None] = (False, 0, None)
         try:
-            plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
+            if begun is not None:
+                plan = begun.plan
+            else:
+                plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
             size: int = plan.size
             if size < self.threshold and not self._key_lookup and not plan.external:
                 answer = True, size, {"inline_bytes": plan.to_bytes(), "size": size}
             else:
-                metadata = self._put_shared(edge, request, plan, takers, claims)
+                metadata = self._put_shared(edge, request, plan, takers, claims, begun)
                 if metadata is not None:
                     answer = True, size, metadata
                 elif self._fallback:
@@ -235,12 +287,18 @@ class SharedMemoryConnector(OmniConnectorBase):
         return True, plan.size, metadata
 
     def _put_shared(
-        self, edge: tuple[str, str], request: str, plan: codec.Plan, takers: int, claims: _Claims | None
+        self,
+        edge: tuple[str, str],
+        request: str,
+        plan: codec.Plan,
+        takers: int,
+        claims: _Claims | None,
+        begun: Begun | None = None,
     ) -> Metadata | None:
         try:
-            producer = self._producer or self._make_producer()
+            producer = (begun and begun.producer) or self._producer or self._make_producer()
             try:
-                room = producer.room(plan.frame_size, self._settings["put_timeout_s"])
+                room = (begun and begun.room) or producer.room(plan.frame_size, self._settings["put_timeout_s"])
             except SegmentError:
                 if not producer.outbox.lost:
                     raise
@@ -255,7 +313,13 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._refuse("put")
             self._count_refusal(edge, request, plan.size, *self._why_no_room(producer, plan))
             return None
-        if self._copiers is None or plan.frame_size < _THREADS_FROM:
+        if begun is not None or plan.deferred:
+            if failed := self._staging.fill(plan, room, begun):
+                try:
+                    raise failed
+                finally:
+                    del failed, room  # whoever keeps the exception keeps this frame
+        elif self._copiers is None or plan.frame_size < _THREADS_FROM:
             plan.pack_into(room.address)
         else:
             self._copiers.pack(plan, room)
@@ -363,6 +427,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._give_up(producer)  # somebody removed its names: a loan there could be got by nobody new
                 continue
             if extent is not None:
+                if self._staging.pin_views:
+                    self._staging.pin_view(extent.address, extent.size)
                 return extent
             if not producer.closed or self._stopped:  # otherwise another thread has just given it up
                 break
@@ -389,7 +455,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         _check_copy(copy)
         if device is not None:
-            check_device(device)
+            check_placement(device)
         if timeout != 0 or isinstance(timeout, bool):
             timeout = check_timeout(timeout)
         began = _now()
@@ -456,7 +522,9 @@ class SharedMemoryConnector(OmniConnectorBase):
             raise MetadataError(f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get")
         if "inline_bytes" in metadata:
             frame = inline_frame(metadata, request)
-            return self._decoder.read(frame, None, None, True, device), len(frame)
+            if device is None:
+                return self._decoder.read(frame), len(frame)
+            return self._staging.read(self._decoder, frame, None, None, True, device), len(frame)
         place = _place.read(metadata, edge, request, segments.host_identity())
         inbox = None if place is None else self._consumer.known.get(place[0])
         if place is None or inbox is None:
@@ -560,8 +628,13 @@ class SharedMemoryConnector(OmniConnectorBase):
             return None  # a segment of it went between the look and the hold
 
     def _decode_and_take(self, lease: Lease, copy: bool | None, device: Any) -> tuple[Any, int] | None:
+        if self._staging.pin_views:
+            self._staging.pin_view(lease.view(0, 0).address, lease.size)
         try:
-            data = self._decoder.read(lease, lease, copy, not lease.shared, device)
+            if device is None:
+                data = self._decoder.read(lease, lease, copy, not lease.shared)
+            else:
+                data = self._staging.read(self._decoder, lease, lease, copy, not lease.shared, device, lease.brief)
         except MetadataError:
             lease.take()  # bytes that nobody can read must not wait for a taker for ever
             raise
@@ -585,6 +658,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             lost.outbox.cancel_request(*hashed)
 
     def health(self) -> dict[str, Any]:
+        parked.poll()
         if self._final is not None:
             return {**self._final, **self._lease_figures()}
         live = used = capacity = 0
@@ -613,7 +687,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "used_bytes": used,
             "capacity_bytes": capacity,
             "high_water_bytes": high,
-            "pinned_bytes": 0,
+            "pinned_bytes": pinned_bytes(),
             **self._lease_figures(),
         }
 
@@ -630,8 +704,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         with self._lock:
             if self._stopped:
                 return
-            if self._executor is not None:
-                self._executor.shutdown(wait=False, cancel_futures=True)
+            self._later.stop()
             self._stopped = True
             if self._copiers is not None:
                 self._copiers.close()
