@@ -42,11 +42,13 @@ class Watch:
         Returns:
             False also for a moment while a payload is replaced by a newer one; the bell rings then.
         """
-        directory = self._directory()
-        if directory is None:
-            return False
         connector = self._connector
-        return connector._consumer.find(directory, connector.namespace, self._edge, request_hash(request)) is not None
+        directory = connector._directory
+        if directory is None or (directory.lost() and (directory := connector._sound_directory()) is None):
+            return False
+        high, low = request_hash(request)
+        producers = connector._consumer.producers(directory, connector.namespace)
+        return find_newest(producers, self._edge, high, low) is not None
 
     def generation(self) -> int | None:
         """What changes with every arrival for this stage; to be read before looking. None after close."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from omni_fastshm.errors import CodecError, ConnectorClosed
+from omni_fastshm.settings import Setting, parse_settings
 
 from ._vllm_keys import SentKeys
 from ._vllm_transport import CLOSED, Found, Put, Transport, threshold_of
@@ -23,6 +24,9 @@ __all__ = ["Keyed", "Plain", "Told"]
 
 logger = logging.getLogger("omni_fastshm")
 
+_SETTINGS = {
+    "unread_ttl_s": Setting("seconds", 1800.0, help="what was not read in this time may be dropped to make room"),
+}
 _REFUSED: Put = (False, 0, None)
 _LONG_KEY = 1024  # metadata stays small: a longer key is not repeated in it
 
@@ -79,14 +83,24 @@ class _Contract:
         transport = self._transport
         try:
             try:
-                return transport.put(stages, key, [data])
+                envelope = [data]
+                answer = transport.put(stages, key, envelope)
             except CodecError as refusal:
-                return transport.put(stages, key, self._wire.foreign(data, refusal))
+                envelope = self._wire.foreign(data, refusal)
+                answer = transport.put(stages, key, envelope)
+            if not answer[0] and self._make_room():
+                answer = transport.put(stages, key, envelope)
+            return answer
         except ConnectorClosed:
-            return self._closed("put", key, _REFUSED)
+            self._note_closed("put", key)
+            return _REFUSED
         except Exception as error:
             self._say("put", key, error)
             return _REFUSED
+
+    def _make_room(self) -> bool:
+        """After a refusal: is it worth another try?"""
+        return False
 
     def _receive(self, key: str, found: Found) -> Found:
         if found is None:
@@ -99,14 +113,15 @@ class _Contract:
         # The host's own reader would lose a payload that its classes cannot be made of, and be asked for it for ever.
         return (envelope[0], size) if type(envelope) is list and len(envelope) == 1 else None
 
-    def _closed(self, op: str, key: str, answer: Any) -> Any:
+    def _note_closed(self, op: str, key: str) -> None:
         if self._transport is not CLOSED:  # not by us: after a fork, or at the process's exit
             logger.warning("%s of %.200r on a connector that was closed, or made before a fork", op, key)
             self._transport = CLOSED
-        return answer
 
     def _say(self, op: str, key: Any, error: Exception) -> None:
-        logger.error("%s failed: %s of %.200r: %s: %s", type(self).__name__, op, key, type(error).__name__, error)
+        # As text: a record that is kept would keep the error's frames, and with them connectors and payloads.
+        what = f"{type(error).__name__}: {error}"
+        logger.error("%s: %s of %.200r failed: %s", type(self).__name__, op, key, what)
 
     def health(self) -> dict[str, Any]:
         """Counters and levels; `status` is "healthy" while all is well, as the host spells it."""
@@ -137,12 +152,27 @@ class Keyed(_Contract):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._sent = SentKeys(self._is_unread)
+        given = {name: config[name] for name in _SETTINGS if name in config}
+        self._unread_ttl_s: float = parse_settings(type(self).__name__, _SETTINGS, given)["unread_ttl_s"]
         super().__init__(config)
         # Both are what a host needs in order not to poll; its own switch turns them off here as well.
         self._wakes = os.environ.get("VLLM_OMNI_SHM_WAKEUP", "1") == "1"
 
     def _is_unread(self, key: str) -> bool:
         return self._transport.has(key)
+
+    def _make_room(self) -> bool:
+        """Drop what nobody waits for any more: the host ends requests of text alone with a mark that nobody reads."""
+        stale = self._sent.older_than(self._unread_ttl_s)
+        dropped = sum(map(self.cleanup, stale))
+        if dropped:
+            logger.warning(
+                "%s: no room: dropped %d payloads that were not read in %g s (unread_ttl_s)",
+                type(self).__name__,
+                dropped,
+                self._unread_ttl_s,
+            )
+        return dropped > 0
 
     def put(self, from_stage: Any, to_stage: Any, put_key: str, data: Any) -> Put:
         """Send one payload.
@@ -190,7 +220,8 @@ class Keyed(_Contract):
         try:
             found = self._transport.take(stages, key, timeout)
         except ConnectorClosed:
-            return self._closed("get", key, None)  # type: ignore[no-any-return]
+            self._note_closed("get", key)
+            return None
         except Exception as error:
             self._say("get", key, error)
             return None
@@ -302,7 +333,8 @@ class Told(_Contract):
         try:
             found = self._transport.take_told((from_stage, to_stage), key, metadata)
         except ConnectorClosed:
-            return self._closed("get", key, None)  # type: ignore[no-any-return]
+            self._note_closed("get", key)
+            return None
         except Exception as error:
             self._say("get", key, error)
             return None

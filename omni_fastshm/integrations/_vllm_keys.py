@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 __all__ = ["SentKeys"]
@@ -19,7 +20,7 @@ class SentKeys:
 
     def __init__(self, unread: Callable[[str], bool]) -> None:
         self._unread = unread
-        self._keys: dict[str, None] = {}
+        self._keys: dict[str, float] = {}  # when it was put
         self._limit = _ENOUGH
         self._lock = threading.Lock()
 
@@ -27,7 +28,7 @@ class SentKeys:
         return len(self._keys)
 
     def add(self, key: str) -> None:
-        self._keys[key] = None
+        self._keys[key] = time.monotonic()
         if len(self._keys) > self._limit:
             self.reap(self._limit)
             self._limit = max(2 * len(self._keys), _ENOUGH)
@@ -41,10 +42,16 @@ class SentKeys:
             return
         try:
             for key in list(self._keys)[:at_most] if at_most < len(self._keys) else list(self._keys):
-                if self._keys.pop(key, self) is None and self._unread(key):
-                    self._keys[key] = None  # as the newest: the next call looks at others
+                put_at = self._keys.pop(key, None)
+                if put_at is not None and self._unread(key):
+                    self._keys.setdefault(key, put_at)  # behind all others: the next call looks at those
         finally:
             self._lock.release()
+
+    def older_than(self, seconds: float) -> list[str]:
+        """Those that were put at least so long ago."""
+        until = time.monotonic() - seconds
+        return [key for key, put_at in list(self._keys.items()) if put_at <= until]
 
     def numbered(self, prefix: str) -> list[str]:
         """Those that are `prefix` and a number, and nothing else."""

@@ -48,12 +48,13 @@ class Wire:
         Raises:
             CodecError: the host's serializer refuses it as well, or there is none.
         """
+        why = f"payload{str(refusal).removeprefix('[0]')}"  # the place in the payload, not in its envelope
         if self._serializer is None:
-            raise refusal
+            raise CodecError(why) from None
         try:
             return [self._serializer.serialize(data), True]
         except Exception as error:
-            raise CodecError(f"{refusal}; the host's serializer: {type(error).__name__}: {error}") from error
+            raise CodecError(f"{why}; the host's serializer: {type(error).__name__}: {error}") from None
 
     def open(self, envelope: Any) -> Any:
         """The payload out of its envelope, as the host's serializer would give it."""

@@ -3,13 +3,29 @@ test-vllm-omni`) the one that derives from its."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from omni_fastshm.integrations._vllm_host import find_host, is_installed
 from omni_fastshm.integrations.vllm_omni import connector_class
+
+IMPORT_S = 300
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported() -> None:
+    """vllm-omni is loaded before anything is looked at: its import starts threads and compilers."""
+    if is_installed():
+        find_host()
+        deadline = time.monotonic() + IMPORT_S
+        for thread in threading.enumerate():
+            if "build" in thread.name or not (thread.daemon or thread is threading.current_thread()):
+                thread.join(max(0.0, deadline - time.monotonic()))
+
 
 KINDS = ["own", "derived"] if is_installed() else ["own"]
 
@@ -33,6 +49,6 @@ def make_told(connect: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+def errors(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """A function that gives what was logged at WARNING and above."""
-    yield lambda: [record.getMessage() for record in caplog.records if record.levelno >= 30]
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= 30]

@@ -128,9 +128,11 @@ def _refused() -> list[Row]:
 def _tensors() -> list[Row]:
     kept = [
         torch.arange(6).view(2, 3), torch.ones(3, dtype=torch.bfloat16), torch.tensor(1.5), torch.tensor(True),
-        torch.empty(0, 3), torch.zeros(0), torch.ones(2, 2).to(torch.float8_e4m3fn), torch.ones(2).to(torch.float8_e5m2),
+        torch.empty(0, 3), torch.zeros(0), torch.ones(2, 2).to(torch.float8_e4m3fn),
+        torch.ones(2).to(torch.float8_e5m2),
         torch.tensor([True, False]), torch.tensor([1 + 2j]), torch.ones(70_000, dtype=torch.float16),
-        torch.arange(30_000, dtype=torch.int16), torch.full((1, 2048), 0.5, dtype=torch.bfloat16), torch.ones(1, 1, 1, 1),
+        torch.arange(30_000, dtype=torch.int16), torch.full((1, 2048), 0.5, dtype=torch.bfloat16),
+        torch.ones(1, 1, 1, 1),
         torch.tensor([1, 2], dtype=torch.uint8),
     ]  # fmt: skip
     rows = [Row(f"tensor {str(t.dtype)[6:]} {tuple(t.shape)}", {"t": t}, {"t": t.clone()}) for t in kept]
