@@ -3,6 +3,7 @@ test-vllm-omni`) the one that derives from its."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ def _imported() -> None:
         for thread in threading.enumerate():
             if "build" in thread.name or not (thread.daemon or thread is threading.current_thread()):
                 thread.join(max(0.0, deadline - time.monotonic()))
+        gc.collect()
+        gc.freeze()  # or every test would look at all of it, twice
 
 
 KINDS = ["own", "derived"] if is_installed() else ["own"]
