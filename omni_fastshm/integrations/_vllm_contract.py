@@ -28,6 +28,7 @@ _SETTINGS = {
     "unread_ttl_s": Setting("seconds", 1800.0, help="what was not read in this time may be dropped to make room"),
 }
 _REFUSED: Put = (False, 0, None)
+_PLACES = frozenset({"shm", "inline_bytes", "mooncake"})  # where metadata says that the payload is
 _LONG_KEY = 1024  # metadata stays small: a longer key is not repeated in it
 
 
@@ -325,11 +326,11 @@ class Told(_Contract):
             ``(object, serialized bytes)``; None when it is gone, or `metadata` is not of ours.
         """
         key = _text(request_id)
-        if not isinstance(metadata, dict) or metadata.keys().isdisjoint(("shm", "inline_bytes", "inline")):
+        if not isinstance(metadata, dict) or _PLACES.isdisjoint(metadata):
+            if isinstance(metadata, dict) and "inline" in metadata:
+                return metadata["inline"], self._inline_size(metadata)
             logger.error("%s: get of %.200r without metadata of put", type(self).__name__, key)
             return None
-        if "inline" in metadata and metadata.keys().isdisjoint(("shm", "inline_bytes")):
-            return metadata["inline"], self._inline_size(metadata)
         try:
             found = self._transport.take_told((from_stage, to_stage), key, metadata)
         except ConnectorClosed:
