@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 from typing import Any, Literal, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from omni_fastshm import segments
 from omni_fastshm.settings import NAMESPACE_VARIABLE
 
-from ._vllm_host import Host, factory, find_host, is_installed
+from ._vllm_host import Host, factory, find_host, is_installed, load_plugins
 from ._vllm_transport import NAMESPACE
 from .vllm_omni import REPLACE_VARIABLE, register
 
@@ -47,7 +46,7 @@ def check() -> list[Finding]:
     found = [*_versions(), *_entry_points(), *_allow_list()]
     try:
         host = find_host()
-        _load_plugins()
+        load_plugins()
     except Exception as error:
         return [*found, Finding("problem", "vllm-omni", f"cannot be imported: {type(error).__name__}: {error}")]
     assert host is not None
@@ -107,16 +106,6 @@ def _allow_list() -> list[Finding]:
         text = f"is set and does not list {', '.join(sorted(missing))}: add it, or unset the variable"
         return [Finding("problem", PLUGINS_VARIABLE, text)]
     return [Finding("ok", PLUGINS_VARIABLE, f"lists {ENTRY}")]
-
-
-def _load_plugins() -> None:
-    """As the engine core's process does, and then as all others do."""
-    importlib.import_module("vllm.plugins").load_general_plugins()
-    try:
-        plugins = importlib.import_module("vllm_omni.plugins")
-    except ModuleNotFoundError:  # that of December 2025
-        return
-    plugins.load_omni_general_plugins()
 
 
 def _generation(host: Host) -> Finding:

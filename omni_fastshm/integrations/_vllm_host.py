@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ._vllm_wire import Serializer
 
-__all__ = ["Host", "bindings", "factory", "find_host", "is_installed"]
+__all__ = ["Host", "bindings", "factory", "find_host", "is_installed", "load_plugins"]
 
 _CONNECTORS = "vllm_omni.distributed.omni_connectors"
 
@@ -68,6 +68,16 @@ def _serializer() -> Serializer:
 def factory() -> Any:
     """The host's OmniConnectorFactory."""
     return importlib.import_module(f"{_CONNECTORS}.factory").OmniConnectorFactory
+
+
+def load_plugins() -> None:
+    """As the engine core's process does, and then as all others do."""
+    importlib.import_module("vllm.plugins").load_general_plugins()
+    try:
+        plugins = importlib.import_module("vllm_omni.plugins")
+    except ModuleNotFoundError:  # that of December 2025
+        return
+    plugins.load_omni_general_plugins()
 
 
 def bindings(cls: type) -> list[tuple[Any, str]]:
