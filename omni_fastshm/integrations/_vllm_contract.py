@@ -29,6 +29,7 @@ _SETTINGS = {
 }
 _REFUSED: Put = (False, 0, None)
 _PLACES = frozenset({"shm", "inline_bytes", "mooncake"})  # where metadata says that the payload is
+_SAY_AGAIN_S = 10.0
 _LONG_KEY = 1024  # metadata stays small: a longer key is not repeated in it
 
 
@@ -152,15 +153,13 @@ class Keyed(_Contract):
     keyed = True
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._sent = SentKeys(self._is_unread)
         given = {name: config[name] for name in _SETTINGS if name in config}
         self._unread_ttl_s: float = parse_settings(type(self).__name__, _SETTINGS, given)["unread_ttl_s"]
         super().__init__(config)
+        self._sent = SentKeys(self._last.has)  # not of self: a connector goes with its last reference
+        self._said_at = 0.0
         # Both are what a host needs in order not to poll; its own switch turns them off here as well.
         self._wakes = os.environ.get("VLLM_OMNI_SHM_WAKEUP", "1") == "1"
-
-    def _is_unread(self, key: str) -> bool:
-        return self._transport.has(key)
 
     def _make_room(self) -> bool:
         """Drop what nobody waits for any more: the host ends requests of text alone with a mark that nobody reads."""
@@ -213,7 +212,9 @@ class Keyed(_Contract):
             if not self._transport.has(key):
                 return None
         except Exception as error:
-            self._say("get", key, error)
+            if time.monotonic() - self._said_at > _SAY_AGAIN_S:  # hosts poll thousands of times a second
+                self._said_at = time.monotonic()
+                self._say("get", key, error)
             return None
         return self._take((from_stage, to_stage), key, 0)
 

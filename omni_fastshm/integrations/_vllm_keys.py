@@ -9,6 +9,7 @@ from collections.abc import Callable
 __all__ = ["SentKeys"]
 
 _ENOUGH = 1024  # so many are kept without asking whether they are still unread
+_MOST = 131072  # a producer cannot have more payloads unread
 
 
 class SentKeys:
@@ -31,6 +32,8 @@ class SentKeys:
         self._keys[key] = time.monotonic()
         if len(self._keys) > self._limit:
             self.reap(self._limit)
+            for old in list(self._keys)[:-_MOST]:
+                self._keys.pop(old, None)
             self._limit = max(2 * len(self._keys), _ENOUGH)
 
     def discard(self, key: str) -> None:
@@ -41,7 +44,7 @@ class SentKeys:
         if not self._keys or not self._lock.acquire(blocking=False):  # somebody else is at it
             return
         try:
-            for key in list(self._keys)[:at_most] if at_most < len(self._keys) else list(self._keys):
+            for key in list(self._keys)[:at_most]:
                 put_at = self._keys.pop(key, None)
                 if put_at is not None and self._unread(key):
                     self._keys.setdefault(key, put_at)  # behind all others: the next call looks at those

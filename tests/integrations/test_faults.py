@@ -16,7 +16,7 @@ from support.scarce import mounted
 Make = Callable[..., Any]
 MOUNT = Path("/dev/shm")
 START = """
-import os, threading, time, torch, multiprocessing.resource_tracker as tracker
+import os, time, multiprocessing.resource_tracker as tracker
 import support.scarce  # what is logged does not go to stderr, which must stay empty
 from omni_fastshm.integrations.vllm_omni import connector_class
 make = lambda **config: connector_class("FastSharedMemoryConnector", keyed=True)(config)
@@ -115,9 +115,7 @@ def test_a_killed_stage_leaves_nothing_for_good(
     make: Make, children: Children, shm_names: Callable[[], list[str]]
 ) -> None:
     child = children.start()
-    child.run(
-        START + "c = make(orphan_ttl_s=0.05)\nfor n in range(20): c.put('0', '1', f'r_0_{n}', torch.ones(50_000))"
-    )
+    child.run(START + "c = make(orphan_ttl_s=0.05)\nfor n in range(20): c.put('0', '1', f'r_0_{n}', bytes(200_000))")
     assert len(shm_names()) > 2
     child.kill()
     deadline = time.monotonic() + 30
@@ -131,7 +129,7 @@ def test_a_killed_stage_leaves_nothing_for_good(
 def test_what_a_killed_stage_has_sent_still_arrives(make: Make, children: Children) -> None:
     receiver = make(stage_id=1)
     child = children.start()
-    child.run(START + "c = make()\nc.put('0', '1', 'r_0_0', {'t': torch.ones(50_000), 'end': True})")
+    child.run(START + "import torch\nc = make()\nc.put('0', '1', 'r_0_0', {'t': torch.ones(50_000), 'end': True})")
     child.kill()
     got = receiver.get("0", "1", "r_0_0")[0]
     assert (bool((got["t"] == 1).all()), got["end"]) == (True, True)
@@ -164,13 +162,13 @@ def test_no_resource_tracker_takes_part(make: Make, children: Children) -> None:
         assert reader.stop() == 0
     assert make().get("0", "1", "for another")[0] == {"n": 5}
     writer = children.start()
-    writer.run(START + "c = make()\nc.put('0', '1', 'unread', torch.ones(50_000))")
+    writer.run(START + "c = make()\nc.put('0', '1', 'unread', bytes(200_000))")
     assert writer.stop() == 0  # and silently: the fixture looks at its stderr
 
 
 def test_a_reader_never_sees_half_of_a_replaced_payload(make: Make, children: Children) -> None:
     writer = children.start()
-    writer.run(START + "c = make()")
+    writer.run(START + "import torch\nc = make()")
     receiver = make()
     writer.start(
         "for n in range(3000):\n    assert c.put('0', '1', 'k', {'n': n, 't': torch.full((1 + n % 3 * 5000,), n)})[0]\n"
@@ -226,7 +224,7 @@ def test_a_full_mount_refuses_soon_and_recovers(children: Children) -> None:
 kept, times = 0, []
 while True:
     start = time.monotonic()
-    ok = c.put('0', '1', f'k_{kept}', {'n': kept, 't': torch.ones(200_000)})[0]
+    ok = c.put('0', '1', f'k_{kept}', {'n': kept, 't': bytes(800_000)})[0]
     times.append(time.monotonic() - start)
     if not ok:
         break
@@ -238,7 +236,7 @@ result = kept, times[-1]
     assert answer[1] < 10
     got = child.run("result = [r.get('0', '1', f'k_{n}')[0]['n'] for n in range(kept)]")
     assert got == list(range(answer[0]))
-    assert child.run("result = c.put('0', '1', 'k', {'t': torch.ones(200_000)})[0]") is True
+    assert child.run("result = c.put('0', '1', 'k', bytes(800_000))[0]") is True
     child.run("r.close(); c.close()")
 
 

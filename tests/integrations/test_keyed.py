@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -268,6 +269,33 @@ def test_keys_that_were_read_are_forgotten_without_being_asked(pair: tuple[Any, 
     for _ in range(100):
         sender.reap_consumed()
     assert len(sender._sent) == 0
+
+
+def test_a_connector_goes_with_its_last_reference(host: Any, shm_names: Callable[[], list[str]]) -> None:
+    connector = connector_class("FastSharedMemoryConnector", keyed=True, host=host)({})
+    connector.put("0", "1", "k", PAYLOAD)
+    assert shm_names()
+    del connector
+    assert not shm_names()
+
+
+def test_an_error_while_polling_is_not_said_thousands_of_times(
+    make: Make, errors: Callable[[], list[str]], shm_names: Callable[[], list[str]]
+) -> None:
+    receiver = make()
+    (directory,) = shm_names()
+    path = Path("/dev/shm") / directory
+    path.unlink()
+    path.mkdir()  # what cannot be opened stands where its directory was
+    try:
+        deadline = time.monotonic() + 20
+        while not errors() and time.monotonic() < deadline:
+            assert receiver.get("0", "1", "k") is None
+        for _ in range(1000):
+            assert receiver.get("0", "1", "k") is None
+        assert len(errors()) == 1
+    finally:
+        path.rmdir()
 
 
 # ---- waiting
