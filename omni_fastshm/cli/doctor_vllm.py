@@ -15,7 +15,9 @@ def report() -> int:
         The exit status: 0 all is well, 1 something is wrong.
     """
     findings = check()
-    width = max(len(finding.subject) for finding in findings)
-    for level, subject, text in findings:
-        print(f"{level:7}  {subject:{width}}  {printable(text)}")
-    return 1 if any(finding.level == "problem" for finding in findings) else 0
+    width = max(len(finding.name) for finding in findings)
+    for name, status, found, advice in findings:
+        print(f"{name:{width}}  {status:4}  {printable(found)}")
+        if advice:
+            print(f"    {printable(advice)}")
+    return 1 if any(finding.status == "fail" for finding in findings) else 0

@@ -197,14 +197,14 @@ def test_doctor_says_what_each_name_stands_for(
 ) -> None:
     assert doctor_vllm.report() == 0
     out = capsys.readouterr().out
-    assert re.search(r"^ok +SharedMemoryConnector +is vllm_omni\.", out, re.MULTILINE)
-    assert re.search(r"^ok +FastSharedMemoryConnector +is omni_fastshm\.", out, re.MULTILINE)
+    assert re.search(r"^SharedMemoryConnector +ok +is vllm_omni\.", out, re.MULTILINE)
+    assert re.search(r"^FastSharedMemoryConnector +ok +is omni_fastshm\.", out, re.MULTILINE)
     monkeypatch.setenv("VLLM_PLUGINS", "vllm_omni_register_models")
     monkeypatch.setenv("OMNI_FASTSHM_REPLACE_DEFAULT", "1")
     assert doctor_vllm.report() == 1
     out = capsys.readouterr().out
-    assert re.search(r"^problem +VLLM_PLUGINS +is set and does not list omni_fastshm", out, re.MULTILINE)
-    assert re.search(r"^ok +SharedMemoryConnector +is omni_fastshm\.", out, re.MULTILINE)
+    assert re.search(r"^VLLM_PLUGINS +fail +is set and does not list omni_fastshm", out, re.MULTILINE)
+    assert re.search(r"^SharedMemoryConnector +ok +is omni_fastshm\.", out, re.MULTILINE)
 
 
 # ---- stages in processes of their own, on the host's own deploy files

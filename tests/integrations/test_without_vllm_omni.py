@@ -69,8 +69,8 @@ def test_the_connector_works_by_itself(namespace: str) -> None:
 
 def test_doctor_says_that_it_is_not_installed() -> None:
     (finding,) = _vllm_check.check()
-    assert finding.level == "problem"
-    assert "not installed" in finding.text
+    assert finding.status == "fail"
+    assert "not installed" in finding.found
 
 
 def test_the_plugin_is_entered_in_both_groups() -> None:
