@@ -26,6 +26,7 @@ from .tools import alike, sent
 if not is_installed():
     pytest.skip("vllm-omni is not installed: make test-vllm-omni", allow_module_level=True)
 
+pytestmark = pytest.mark.time_limit(600)  # to import the host takes 20 s of CPU time, in each process
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "vllm_omni"
 by_name = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
@@ -228,7 +229,6 @@ def stages(children: Children, path: str, worker: str) -> tuple[Child, Child, li
     return first, second, [first.finish(START_S), second.finish(START_S)]
 
 
-@pytest.mark.time_limit(600)
 @pytest.mark.parametrize("worker", ["ar", "generation"])
 def test_chunks_of_qwen3_omni(quiet_children: Children, worker: str, tmp_path: Path) -> None:
     """Their deploy file, with one name changed by an overlay; their chunk adapter in both processes."""
@@ -268,7 +268,6 @@ wait_until(lambda: not a.connector._transport.has('abort_1_0_4'))
         child.run("a.shutdown(); a.recv_thread.join(10); a.save_thread.join(10)")
 
 
-@pytest.mark.time_limit(600)
 def test_chunks_of_qwen2_5_omni_with_the_default_replaced(
     quiet_children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
