@@ -24,12 +24,16 @@ class Watch:
         connector: whose payloads; after its close nothing is there any more.
         from_stage: the sending stage, as text.
         to_stage: the receiving stage, as text.
+        listener: whose `ring` counts as an arrival here; None: every put to `to_stage`. For a host that has all its
+            payloads on one edge, and yet wants to wake those alone whom they concern.
     """
 
-    def __init__(self, connector: SharedMemoryConnector, from_stage: str, to_stage: str) -> None:
+    def __init__(
+        self, connector: SharedMemoryConnector, from_stage: str, to_stage: str, listener: str | None = None
+    ) -> None:
         self._connector = connector
         self._edge = edge_hash(from_stage, to_stage)
-        self._bell = stage_hash(to_stage)
+        self._bell = stage_hash(to_stage if listener is None else listener)
         self._heard: Directory | None = None  # the directory that `_serial` counts
         self._serial = 0
 
@@ -51,7 +55,7 @@ class Watch:
         return find_newest(producers, self._edge, high, low) is not None
 
     def generation(self) -> int | None:
-        """What changes with every arrival for this stage; to be read before looking. None after close."""
+        """What changes with every arrival; to be read before looking. None after close."""
         directory = self._directory()
         if directory is None:
             return None
@@ -59,6 +63,12 @@ class Watch:
             self._heard = directory
             self._serial += 1
         return self._serial << 32 | directory.listen(self._bell) & ~1
+
+    def ring(self, listener: str) -> None:
+        """Something was put for a listener of that name, in whatever process; to be called after the put."""
+        directory = self._connector._directory
+        if directory is not None:
+            directory.ring(stage_hash(listener))
 
     def wait(self, generation: int, timeout: float) -> bool:
         """Sleep until something arrives that `generation` does not count yet.

@@ -568,12 +568,13 @@ class SharedMemoryConnector(OmniConnectorBase):
             raise
         return (data, lease.size) if lease.take() else None
 
-    def watch(self, from_stage: StageId, to_stage: StageId) -> Watch:
+    def watch(self, from_stage: StageId, to_stage: StageId, listener: str | None = None) -> Watch:
         """For a host that polls by key: is something there, and what changes when something arrives.
 
         Args:
             from_stage: the sending stage.
             to_stage: the receiving stage.
+            listener: as of `Watch`; None counts every put to `to_stage` as an arrival.
 
         Returns:
             A cheap look at this edge; of use only where the connector was built with ``key_lookup``.
@@ -581,7 +582,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         Raises:
             ConfigError: one of them is no stage's name, or both are the same stage.
         """
-        return Watch(self, *known_edge(from_stage, to_stage))
+        return Watch(self, *known_edge(from_stage, to_stage), listener)
 
     def cleanup(self, request_id: StageId) -> None:
         self.cancel(request_id)

@@ -22,6 +22,8 @@ Found = tuple[Any, int] | None
 
 # The key alone leads to the data, so all of it is on one edge.
 _FROM, _TO = "put", "get"
+# A stage that waits is woken by what is sent to it alone; one that does not know its number, by everything.
+_LISTENER = "stage {}"
 _OURS = frozenset({"key_lookup", "wire", "fallback", "allow_pickle", "types", "shm_threshold_bytes"})
 _LOOK_AGAIN_S = 0.01
 _ROOMY = 4  # views are handed out while more than this part of the mount is free
@@ -124,7 +126,9 @@ class SharedMemoryTransport:
             **_wire_settings(config, SETTINGS, keyed=keyed),
         }
         self._connector = SharedMemoryConnector(settings)
-        self._watch: _watch.Watch = self._connector.watch(_FROM, _TO)
+        stage = config.get("stage_id", -1)
+        listener = None if stage == -1 else _LISTENER.format(stage)
+        self._watch: _watch.Watch = self._connector.watch(_FROM, _TO, listener)
         self.has = self._watch.has
         self.generation = self._watch.generation
         self.wait = self._watch.wait
@@ -135,7 +139,10 @@ class SharedMemoryTransport:
         self._look_again = 0.0
 
     def put(self, stages: tuple[Any, Any], key: str, envelope: Any) -> Put:
-        return self._connector.put(_FROM, _TO, key, envelope)  # type: ignore[no-any-return]
+        answer: Put = self._connector.put(_FROM, _TO, key, envelope)
+        if answer[0]:
+            self._watch.ring(_LISTENER.format(stages[1]))
+        return answer
 
     def take(self, stages: tuple[Any, Any], key: str, timeout: float) -> Found:
         return self._connector.get(_FROM, _TO, key, timeout=timeout, copy=self._copy())

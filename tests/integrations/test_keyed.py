@@ -334,6 +334,16 @@ def test_an_arrival_changes_the_generation(pair: tuple[Any, Any], run_thread: Ca
     assert receiver.get_wakeup_generation() == after
 
 
+def test_what_is_sent_to_other_stages_wakes_nobody(make: Make) -> None:
+    sender, receiver, anybody = make(stage_id=0), make(stage_id=1), make()
+    seen, all_seen = receiver.get_wakeup_generation(), anybody.get_wakeup_generation()
+    sender.put("1", "2", "r_1_0", 1)
+    assert receiver.wait_for_change(seen, timeout=0.02) is False
+    assert anybody.wait_for_change(all_seen, timeout=0.02) is True
+    sender.put(0, 1, "r_0_0", 1)
+    assert receiver.wait_for_change(seen, timeout=20) is True
+
+
 def test_no_arrival_is_slept_through(pair: tuple[Any, Any], run_thread: Callable[..., Any]) -> None:
     """Whoever reads the generation, looks, and then waits, misses nothing."""
     sender, receiver = pair
