@@ -7,8 +7,8 @@ DOCS_STAMP = $(VENV)/.docs-ready
 BENCH_STAMP = $(VENV)/.bench
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages
-.PHONY: wheel wheels matrix clean
+.PHONY: demo demo-mooncake test test-vllm-omni sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages
+.PHONY: bench-vllm-omni wheel wheels matrix clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
@@ -51,6 +51,24 @@ bench-mooncake: $(STAMP)
 # What tests/test_instructions.py compares with, for this interpreter and machine; valgrind must be installed.
 instructions: $(STAMP)
 	$(BIN)/python tests/support/instructions.py --renew
+
+# The tests of the connector inside vllm-omni beside the real one, in a virtual environment of its own: about 10 GB of
+# downloads, no GPU needed, five minutes.
+VLLM = .venv-vllm-omni
+test-vllm-omni: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pytest -q -o filterwarnings=default tests/integrations
+
+# About three minutes; with PUBLISH=1 the figures are kept for docs/vllm-omni.md. Leave the machine alone meanwhile.
+bench-vllm-omni: $(VLLM)/.ready
+	$(VLLM)/bin/python -m bench.vllm_omni $(if $(PUBLISH),--publish)
+
+# Not the CPU build of torch, which pip would prefer where it lies at hand: the other wheels do not load beside it.
+$(VLLM)/.ready: $(SOURCES)
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check "vllm==0.30.0" "vllm-omni==0.30.0" \
+		"torch==2.13.0,!=2.13.0+cpu" "setuptools==84.2.1" "cython==3.3.1" "posix_ipc==1.3.2" "pytest==9.2.0"
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	touch $(VLLM)/.ready
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ LAYERS = [
     "arrivals copiers directory consumer metadata inventory",
     "janitor lease_trace watching",
     "producer",
-    "connectors._leaves connectors._spaces connectors._later",
+    "connectors._leaves connectors._spaces connectors._later connectors._watch",
     "connectors._mooncake_codes connectors._mooncake_keys connectors._mooncake_net",
     "connectors._mooncake_session connectors._mooncake_ledger connectors._mooncake_metadata connectors._mooncake_gate",
     "connectors._mooncake_settings connectors._mooncake_shelf",
@@ -41,7 +41,7 @@ LAYERS = [
     "metrics sizing",
     "simulation",
 ]
-# The pipeline runner and the commands, on top of everything that a host uses.
+# The pipeline runner, the integrations and the commands, on top of everything that a host uses.
 RUNNER = [
     "_figures",
     "_edges",
@@ -51,6 +51,10 @@ RUNNER = [
     "_stage_child",
     "_pipeline_run",
     "pipeline",
+    "integrations._vllm_wire integrations._vllm_keys integrations._vllm_transport",
+    "integrations._vllm_host integrations._vllm_contract integrations",
+    "integrations.vllm_omni",
+    "integrations._vllm_check",
     "cli.job cli.text cli.load",
     "cli.checks",
     "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.bench cli.top cli.plan cli.simulate cli.doctor",
@@ -133,13 +137,22 @@ def test_the_package_itself_loads_only_leaves() -> None:
 
 
 def test_nothing_imports_a_host() -> None:
+    """Not even the integrations: one of them asks for it by name, when it is told to."""
     for name, path in MODULES.items():
+        asks = name.startswith("integrations") and "import_module" in path.read_text()
+        assert asks == (name == "integrations._vllm_host"), name
         roots = {
             (n.module or "").split(".")[0] if isinstance(n, ast.ImportFrom) else n.names[0].name.split(".")[0]
             for n in ast.walk(ast.parse(path.read_text()))
             if (isinstance(n, ast.ImportFrom) and n.level == 0) or isinstance(n, ast.Import)
         }
-        assert not roots & {"vllm", "vllm_omni", "adapters", "integrations"}, name
+        assert not roots & {"vllm", "vllm_omni"}, name
+
+
+def test_only_commands_import_integrations() -> None:
+    for name, path in MODULES.items():
+        users = any(other.startswith("integrations") for other in imported(name, path))
+        assert not users or name.startswith(("integrations", "cli.doctor")), name
 
 
 def test_compiled_modules_import_only_errors() -> None:

@@ -30,7 +30,7 @@ LANGUAGES = {
     ".json": "json",
     ".yaml": "yaml",
 }
-COMING = ["devices.md", "vllm-omni.md", "sizing.md", "metrics.md"]
+COMING = ["devices.md", "sizing.md", "metrics.md"]
 LARGEST = 200_000  # characters of a file that is shown whole
 
 

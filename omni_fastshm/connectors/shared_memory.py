@@ -22,6 +22,7 @@ from omni_fastshm._meter import start as _now
 from omni_fastshm.arrivals import Arrivals
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.connectors._later import Later
+from omni_fastshm.connectors._watch import Watch
 from omni_fastshm.consumer import Consumer
 from omni_fastshm.copiers import Copiers
 from omni_fastshm.directory import leave_directory, open_directory
@@ -640,22 +641,50 @@ class SharedMemoryConnector(OmniConnectorBase):
             raise
         return (data, lease.size) if lease.take() else None
 
+    def watch(self, from_stage: StageId, to_stage: StageId, listener: str | None = None) -> Watch:
+        """For a host that polls by key: is something there, and what changes when something arrives.
+
+        Args:
+            from_stage: the sending stage.
+            to_stage: the receiving stage.
+            listener: as of `Watch`; None counts every put to `to_stage` as an arrival.
+
+        Returns:
+            A cheap look at this edge; of use only where the connector was built with ``key_lookup``.
+
+        Raises:
+            ConfigError: one of them is no stage's name, or both are the same stage.
+        """
+        return Watch(self, *known_edge(from_stage, to_stage), listener)
+
     def cleanup(self, request_id: StageId) -> None:
+        self.cancel(request_id)
+
+    def cancel(self, request_id: StageId) -> int:
+        """What `cleanup` does.
+
+        Args:
+            request_id: exactly this id, on all edges and of all producers of the namespace.
+
+        Returns:
+            How many payloads nobody will get any more.
+        """
         request = request_name(request_id)
         if self._stopped:
-            return
-        hashed = request_hash(request)
+            return 0
+        hashed, cancelled = request_hash(request), 0
         try:
             directory = self._sound_directory() or self._open_directory(make=False)
         except FastShmError as error:  # no descriptor left, or not our directory: there is nothing to reach through it
             fields = {"request_id": request}
             logger.warning("cleanup of request %r reached nobody: %s", request, str(error), extra=fields)
-            return
+            return 0
         if directory is not None:
             for inbox in self._consumer.producers(directory, self.namespace):
-                inbox.cancel_request(*hashed)
+                cancelled += inbox.cancel_request(*hashed)
         for lost in self._lost:
-            lost.outbox.cancel_request(*hashed)
+            cancelled += lost.outbox.cancel_request(*hashed)
+        return cancelled
 
     def health(self) -> dict[str, Any]:
         parked.poll()

@@ -1,0 +1,57 @@
+"""Connectors under the contract of vllm-omni: our own class everywhere, and where vllm-omni is installed (`make
+test-vllm-omni`) the one that derives from its."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_fastshm.integrations._vllm_host import find_host, is_installed
+from omni_fastshm.integrations.vllm_omni import connector_class
+
+IMPORT_S = 300
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported() -> None:
+    """vllm-omni is loaded before anything is looked at: its import starts threads and compilers."""
+    if is_installed():
+        find_host()
+        deadline = time.monotonic() + IMPORT_S
+        for thread in threading.enumerate():
+            if "build" in thread.name or not (thread.daemon or thread is threading.current_thread()):
+                thread.join(max(0.0, deadline - time.monotonic()))
+        gc.collect()
+        gc.freeze()  # or every test would look at all of it, twice
+
+
+KINDS = ["own", "derived"] if is_installed() else ["own"]
+
+
+@pytest.fixture(params=KINDS)
+def host(request: pytest.FixtureRequest) -> Any:
+    """What the class derives from; None for a class of our own."""
+    return find_host() if request.param == "derived" else None
+
+
+@pytest.fixture
+def make(connect: Callable[..., Any], host: Any) -> Callable[..., Any]:
+    """A function that makes a connector of the generation since 0.30."""
+    return lambda **config: connect(connector_class("FastSharedMemoryConnector", keyed=True, host=host), **config)
+
+
+@pytest.fixture
+def make_told(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes a connector of the generation of December 2025; that one is never installed here."""
+    return lambda **config: connect(connector_class("FastSharedMemoryConnector", keyed=False), **config)
+
+
+@pytest.fixture
+def errors(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """A function that gives what was logged at WARNING and above."""
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= 30]
