@@ -73,6 +73,11 @@ class Names:
         """One that nobody else uses: counted on from a random number of 64 bits."""
         return f"{next(self._numbers) & 0xFFFFFFFFFFFFFFFF:016x}"
 
+    def new_item(self, edge: tuple[str, str], request: str, size: int, takers: int) -> Item:
+        """A payload that is to be put, with a nonce of its own."""
+        nonce = f"{next(self._numbers) & 0xFFFFFFFFFFFFFFFF:016x}"
+        return tuple.__new__(Item, (edge, request, nonce, size, takers))  # what Item() does, without a call of Python's
+
     @staticmethod
     def is_nonce(text: object) -> bool:
         return isinstance(text, str) and _NONCE.fullmatch(text) is not None
@@ -83,7 +88,9 @@ class Names:
         return f"{self._prefix}/probe"
 
     def payload(self, item: Item) -> str:
-        return f"{self._prefix}/p/{_place(item.edge, item.request)}/{item.nonce}"
+        edge, request, nonce, _, _ = item  # each put and get comes by here
+        name = request if request.isalnum() and request.isascii() and len(request) <= _LONGEST else _name(request)
+        return f"{self._prefix}/p/{name}/{_edge_text(*edge)}/{nonce}"
 
     def tokens(self, item: Item) -> list[str]:
         if item.takers == 1:
@@ -101,7 +108,11 @@ class Names:
 
 
 def _place(edge: tuple[str, str], request: str) -> str:
-    return f"{request if _PLAIN.fullmatch(request) else _short(request)}/{_edge_text(*edge)}"
+    return f"{_name(request)}/{_edge_text(*edge)}"
+
+
+def _name(request: str) -> str:
+    return request if _PLAIN.fullmatch(request) else _short(request)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from omni_fastshm.errors import ConfigError, ConnectorClosed
 
 from ._mooncake_codes import INVALID, MASTER_LOST, RPC_FAIL, TRANSFER, describe_code, import_store
+from ._mooncake_ledger import Room
 from ._mooncake_net import quiet_stderr, wait_for_master
 
 __all__ = ["Endpoint", "Session", "open_session"]
@@ -70,6 +71,8 @@ class Session:
     def __init__(self, endpoint: Endpoint, module: Any, store: Any) -> None:
         self.endpoint = endpoint
         self.lost = False  # the last answer came from nobody
+        self.room = Room(endpoint.segment)
+        """What its connectors have put into its own segment."""
         self._not_before = 0.0  # until then a master that hung is not asked again
         self._store = store
         self._state = _OPEN
@@ -130,8 +133,29 @@ class Session:
                 for address, size in zip(addresses, sizes, strict=True)
             ]
             return self._code("put_parts", key, *parts, config=placement)
-        codes = self._codes("batch_put_from_multi_buffers", [key], [addresses], [sizes], placement)
-        return codes[0] if codes else INVALID
+        # As `_call` does it, without its own calls: they cost a small put a tenth of its time.
+        mark = (threading.get_ident(), object())
+        started = time.monotonic()
+        code: int
+        try:
+            self._inside.add(mark)
+            if self._state != _OPEN:
+                raise ConnectorClosed("the connector was closed meanwhile")
+            if len(sizes) == 1:  # one step of the master's less
+                code = self._store.put_from(key, addresses[0], sizes[0], placement)
+            else:
+                codes = self._store.batch_put_from_multi_buffers([key], [addresses], [sizes], placement)
+                code = codes[0] if codes else INVALID
+        finally:
+            self._inside.discard(mark)
+            if self._state == _CLOSING:
+                self._left.set()
+                self._close_behind()
+        if code:
+            self._hear(code in MASTER_LOST, started)
+        else:
+            self.lost = False
+        return code
 
     def put_all(self, keys: list[str], content: bytes, placement: Any) -> int:
         """Make one small object of the same content under each key; the first code that is not 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ._mooncake_codes import MASTER_LOST, NOT_THERE, OK, RPC_FAIL, TRANSFER, StoreError
@@ -121,6 +121,10 @@ class Shelf:
         self.cancel(item)
         with contextlib.suppress(StoreError):
             self._drop_pointers([item])
+
+    def doubt(self, items: Iterable[Item]) -> None:
+        """Nobody knows whether these are there, and nobody is told of them: the next look removes them."""
+        self.doubtful += [key for item in items for key in (*self.names.tokens(item), self.names.payload(item))]
 
     def sweep(self) -> None:
         """Find out which payloads were taken, and tidy up after them."""

@@ -44,8 +44,6 @@ logger = logging.getLogger("omni_fastshm")
 
 _open: weakref.WeakSet[MooncakeConnector] = weakref.WeakSet()
 
-Answer = tuple[bool, int, Metadata | None]
-
 
 class MooncakeConnector(OmniConnectorBase):
     """Moves payloads between nodes through Mooncake's store, over TCP or RDMA.
@@ -72,12 +70,7 @@ class MooncakeConnector(OmniConnectorBase):
         self._linger_s: float = settings["linger_s"]
         self._wire: str = settings["wire"]
         self._pickle: bool = settings["allow_pickle"]
-        limit = settings["max_bytes"]
-        if limit is None and settings["hard_pin"]:
-            limit = endpoint.segment or None
         self._names = Names(self.namespace)
-        self._ledger = Ledger(limit)
-        self._gate = Gate(self._ledger.changed)  # closed until everything stands: close() finds a half-built object
         self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
@@ -85,6 +78,8 @@ class MooncakeConnector(OmniConnectorBase):
         self._session = open_session(
             endpoint, setup_timeout_s=settings["setup_timeout_s"], get_timeout_s=settings["get_timeout_s"]
         )
+        self._ledger = Ledger(self._session.room, settings["max_bytes"], bounded=settings["hard_pin"])
+        self._gate = Gate(self._ledger.changed)  # closed until everything stands: close() finds a half-built object
         placement = self._session.placement(settings["hard_pin"])
         self._shelf = Shelf(self._session, self._names, self._ledger, placement, key_lookup=key_lookup)
         self._sender = Sender(self._shelf, self._gate, timeout_s=settings["put_timeout_s"])
@@ -110,19 +105,13 @@ class MooncakeConnector(OmniConnectorBase):
         consumers: int = 1,
         wait: bool = True,
     ) -> Any:
-        self._gate.check("put")
+        if self._gate.stopped:
+            self._gate.check("put")
         edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
-        if wait:
-            return self._put(edge, request, data, takers)
-        with self._lock:
-            self._gate.check("put")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._executor.submit(self._put, edge, request, data, takers)
-
-    def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> Answer:
+        if not wait:
+            return self._helper().submit(self.put, *edge, request, data, consumers=takers)
         count = self._count
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
@@ -134,7 +123,7 @@ class MooncakeConnector(OmniConnectorBase):
             metadata: Metadata = {"inline_bytes": plan.to_bytes(), "size": size}
             count.inline += 1
         else:
-            item, code = self._sender.send(Item(edge, request, self._names.new_nonce(), size, takers), plan)
+            item, code = self._sender.send(edge, request, takers, plan)
             if code != OK:
                 self._say_refused(item, code)
                 return False, 0, None
@@ -144,13 +133,20 @@ class MooncakeConnector(OmniConnectorBase):
         count.bytes += size
         return True, size, metadata
 
+    def _helper(self) -> ThreadPoolExecutor:
+        with self._lock:
+            self._gate.check("put")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+            return self._executor
+
     def _say_refused(self, item: Item, code: int) -> None:
         self._count.refused += 1
         self._count.errors += code != FULL
         ledger, endpoint = self._ledger, self._session.endpoint
         if code != FULL:
             why = describe_code(code)
-        elif ledger.limit is not None and item.stored > ledger.limit:
+        elif ledger.most is not None and item.stored > ledger.most:
             why = "it is larger than max_bytes, which is `segment` where it is not set: raise them"
         else:
             why = (
@@ -164,7 +160,7 @@ class MooncakeConnector(OmniConnectorBase):
             *item.edge,
             item.stored,
             ledger.free,
-            ledger.limit,
+            ledger.most,
             ledger.used,
             endpoint.segment,
             endpoint.master,
@@ -278,7 +274,7 @@ class MooncakeConnector(OmniConnectorBase):
             "live_blocks": len(ledger),
             "leases": self._receiver.leases,
             "used_bytes": ledger.used,
-            "capacity_bytes": endpoint.segment if ledger.limit is None else ledger.limit,
+            "capacity_bytes": endpoint.segment if ledger.most is None else ledger.most,
             "pinned_bytes": 0,
             "master": endpoint.master,
             "host": endpoint.host,
@@ -341,6 +337,7 @@ class MooncakeConnector(OmniConnectorBase):
             logger.warning("close could not drop what nobody has taken: %s", error)
         finally:
             ledger.drop([item.nonce for item in ledger.items()])
+            ledger.retire()
             self._final = self._figures("closed")
             _open.discard(self)
             self._session.release()
