@@ -27,6 +27,7 @@ _POINTER = struct.Struct("<4sIQQ16s")
 _MAGIC = b"OFM1"
 _NONCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,200}", re.ASCII)  # what `_short` would leave as it is
+_HEX = [f"{n:02x}" for n in range(256)]
 _LONGEST = 200  # longer names become their hash: keys stay readable, and the master's table small
 
 
@@ -68,15 +69,17 @@ class Names:
     def __init__(self, namespace: str) -> None:
         self._prefix = f"omnifs/{namespace}"
         self._numbers = itertools.count(secrets.randbits(64))
+        self._start = -1, ""  # of nonces, by the upper bits of their number
 
     def new_nonce(self) -> str:
         """One that nobody else uses: counted on from a random number of 64 bits."""
-        return f"{next(self._numbers) & 0xFFFFFFFFFFFFFFFF:016x}"
-
-    def new_item(self, edge: tuple[str, str], request: str, size: int, takers: int) -> Item:
-        """A payload that is to be put, with a nonce of its own."""
-        nonce = f"{next(self._numbers) & 0xFFFFFFFFFFFFFFFF:016x}"
-        return tuple.__new__(Item, (edge, request, nonce, size, takers))  # what Item() does, without a call of Python's
+        number = next(self._numbers)
+        high, low = number >> 16, number & 0xFFFF
+        begun, start = self._start
+        if begun != high:  # formatting a number this long costs as much as all the rest of a key
+            start = f"{high & 0xFFFFFFFFFFFF:012x}"
+            self._start = high, start
+        return f"{start}{_HEX[low >> 8]}{_HEX[low & 255]}"
 
     @staticmethod
     def is_nonce(text: object) -> bool:

@@ -79,21 +79,19 @@ class Shelf:
 
         What was read while somebody removed the payload may be a mixture; then there is nothing left to claim.
         """
-        tokens = self._tokens_left(item)
-        for token in tokens:
-            if self._remove(token):
-                return True
+        if item.takers != 1:
+            for token in self._tokens_left(item):
+                if self._remove(token):
+                    return True
         if not self._remove(self.names.payload(item)):
             return False
-        if self.ledger.drop([item.nonce]):  # put by this very connector: no sweep would find it any more
+        if len(self.ledger) and self.ledger.drop([item.nonce]):  # put by this very connector: no sweep would find it any more
             with contextlib.suppress(StoreError):
                 self._drop_pointers([item])
         return True
 
     def _tokens_left(self, item: Item) -> list[str]:
         tokens = self.names.tokens(item)
-        if not tokens:
-            return tokens
         codes = self.session.exist(tokens)
         for code in codes:
             if code < 0:

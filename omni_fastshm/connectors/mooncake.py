@@ -180,12 +180,14 @@ class MooncakeConnector(OmniConnectorBase):
         copy: bool | None = None,
         device: Any = None,
     ) -> tuple[Any, int] | None:
-        self._gate.check("get")
+        if self._gate.stopped:
+            self._gate.check("get")
         edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         if copy is not None and type(copy) is not bool:
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False", op="get")
-        check_device(device)
+        if device is not None:
+            check_device(device)
         wait_s = check_timeout(timeout)
         how = How(copy, device)
         try:
