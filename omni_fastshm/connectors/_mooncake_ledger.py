@@ -81,6 +81,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._items)
 
+    def __contains__(self, item: Item) -> bool:
+        return item.nonce in self._items
+
     def items(self, request: str | None = None) -> list[Item]:
         """All that are in the store, or those of one request."""
         with self._lock:

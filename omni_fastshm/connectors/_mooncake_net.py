@@ -74,8 +74,13 @@ def quiet_stderr() -> Iterator[list[str]]:
     They are written out at the end: only the noise of a set-up that went well is lost.
     """
     lines: list[str] = []
-    sys.stderr.flush()
-    kept = os.dup(2)
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # there is none, or it is closed
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # a daemon has closed it: nobody hears anything
+        yield lines
+        return
     caught = os.memfd_create("mooncake-stderr")
     os.dup2(caught, 2)
     try:
@@ -87,4 +92,5 @@ def quiet_stderr() -> Iterator[list[str]]:
         os.close(caught)
         lines += [line for line in text.splitlines() if line and not any(noise in line for noise in _NOISE)]
         if lines:
-            os.write(2, ("\n".join(lines) + "\n").encode())
+            with contextlib.suppress(OSError):  # a pipe that nobody reads any more
+                os.write(2, ("\n".join(lines) + "\n").encode())

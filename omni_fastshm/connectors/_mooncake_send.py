@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from omni_fastshm import codec
+from omni_fastshm.errors import ConnectorClosed
 
 from ._mooncake_codes import EXISTS, FULL, MASTER_LOST, OK, RETRIED, RPC_FAIL, StoreError
 from ._mooncake_gate import PAUSE_S, Gate, Pauses
@@ -56,19 +57,23 @@ class Sender:
         Raises:
             ConnectorClosed: the connector was closed meanwhile; nothing of this put is left.
         """
+        # Small steps stand here, not in methods: with caches that other processes keep cold, a call costs 1 to 2 us.
         session, ledger = self._session, self._ledger
         # What Item() does, without a call of Python's.
         size = plan.size
         item: Item = tuple.__new__(Item, (edge, request, self._names.new_nonce(), size, takers))
-        tried, done = [item], False
+        tried = [item]
+        answer: int | None = None
         try:
             ledger.under_way[item.nonce] = threading.get_ident()
             if session.lost and not session.master_answers():
-                return item, RPC_FAIL
+                answer = RPC_FAIL
+                return item, answer
             deadline = time.monotonic() + self.timeout_s
             stored = -(-size // 64) * 64  # item.stored
             if not (ledger.add(item, stored) or self._wait_for_room(item, stored, deadline)):
-                return item, FULL
+                answer = FULL
+                return item, answer
             # `plan` and `parts` hold the memory that the addresses are in.
             parts = plan.gather(_DIRECT_FROM)
             if len(parts[0]) > _MOST_PARTS:
@@ -84,23 +89,29 @@ class Sender:
             if self._gate.stopped:
                 self._shelf.take_back(item)  # closed meanwhile: nobody would drop it
                 self._gate.check("put")
-            done = code == OK
-            if done and ledger.sweep_due:
+            if code == OK and ledger.sweep_due:
                 with contextlib.suppress(StoreError):  # the payload is there, whatever became of earlier ones
                     self._shelf.sweep()
-            return item, code
+            answer = code
+            return item, answer
         except StoreError as error:
-            return item, error.code
-        except BaseException:  # of a signal handler, too: whoever called does not learn what lies there
-            done = False
-            self._shelf.doubt(tried)
-            raise
+            answer = error.code
+            return item, answer
         finally:
-            for one in tried:
-                ledger.under_way.pop(one.nonce, None)
-            if not done:
-                ledger.drop([one.nonce for one in tried])
-                ledger.recount()
+            self._end(tried, answer)
+
+    def _end(self, tried: list[Item], answer: int | None) -> None:
+        """Of a put, however it ends: with a code, or with what a signal handler raised somewhere."""
+        ledger = self._ledger
+        for item in tried:
+            ledger.under_way.pop(item.nonce, None)
+        if answer is None:  # whoever called does not learn what lies there
+            self._shelf.doubt(tried)
+            with contextlib.suppress(StoreError, ConnectorClosed):
+                self._shelf.settle_doubts()
+        if answer != OK:
+            ledger.drop([item.nonce for item in tried])
+            ledger.recount()
 
     def let_end(self) -> None:
         """Wait for puts of other threads that are in the store, for a few seconds: what they put would stay there, for

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from omni_fastshm.errors import ConfigError, ConnectorClosed
 
-from ._mooncake_codes import INVALID, MASTER_LOST, RPC_FAIL, TRANSFER, describe_code, import_store
+from ._mooncake_codes import INVALID, MASTER_LOST, NOT_THERE, RPC_FAIL, TRANSFER, describe_code, import_store
 from ._mooncake_ledger import Room
 from ._mooncake_net import quiet_stderr, wait_for_master
 
@@ -31,6 +31,7 @@ _log = logging.getLogger("omni_fastshm")
 
 _OPEN, _CLOSING, _CLOSED, _ABANDONED = "open", "closing", "closed", "abandoned"
 _NOT_AGAIN_S = 1.0  # a master that hangs accepts connections: only a call finds that out, after MC_RPC_TIMEOUT_MS
+_READ_AT_ONCE = 500  # the client refuses 2048 transfers from one node
 _CLOSE_WAIT_S = 5.0  # for calls that are on their way; later ones close behind themselves
 
 # Read when the client is imported or the process sets up its first one; what the user has set stays.
@@ -182,6 +183,22 @@ class Session:
             return self._code("get_into", key, address, size)
         finally:
             self._call("unregister_buffer", address)
+
+    def read_all(self, keys: list[str], size: int) -> list[bytes | None]:
+        """Small objects of one size: None for one that is not there, empty for one that cannot be read."""
+        contents: list[bytes | None] = []
+        for start in range(0, len(keys), _READ_AT_ONCE):
+            some = keys[start : start + _READ_AT_ONCE]
+            memory = ctypes.create_string_buffer(size * len(some))
+            addresses = [ctypes.addressof(memory) + size * n for n in range(len(some))]
+            if self.endpoint.proto == "rdma":
+                codes = [self.get_into(key, address, size) for key, address in zip(some, addresses, strict=True)]
+            else:
+                codes = self._codes("batch_get_into", some, addresses, [size] * len(some))
+            for n, code in enumerate(codes):
+                found = memory.raw[size * n : size * (n + 1)] if code == size else b""
+                contents.append(None if code in NOT_THERE else found)
+        return contents
 
     def size_of(self, key: str) -> int:
         """An object's bytes, or a code."""
