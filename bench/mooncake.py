@@ -2,11 +2,11 @@
 
 ``python -m bench.mooncake`` starts a master on this machine, measures, and prints the table. With ``--publish`` the
 figures become ``bench/results/mooncake/tcp.json`` and the table goes into ``docs/mooncake.md``; ``--check`` says
-whether those two agree. The store is used at its best: put from the tensors' own memory into the own segment (`put_from`
-for one tensor, the gathering call for several), ``get_buffer`` with views over the handle, and a forced remove, without
-which the store would be full soon. Neither side has to touch fresh memory in what is timed: before, both fill their
-segments and local buffers once. Processes and clients are made anew `PASSES` times, for where memory lies has its part in
-the figures; each figure is the median of the passes' medians.
+whether those two agree. The store is used at its best: put from the tensors' own memory into the own segment
+(``put_from`` for one tensor, the gathering call for several), ``get_buffer`` with views over the handle, and a forced
+remove, without which the store would be full soon. Neither side has to touch fresh memory in what is timed: before,
+both fill their segments and local buffers once. Processes and clients are made anew `PASSES` times, for where memory
+lies has its part in the figures; each figure is the median of the passes' medians.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ def medians(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, fl
 
 def table(figures: dict[str, Any]) -> str:
     lines = [
-        "| payload | put, bare store | put, ours | ratio | get, bare store | get, ours | ratio |",
+        "| payload | put, bare store (µs) | put, ours (µs) | ours ÷ bare | get, bare store (µs) | get, ours (µs) "
+        "| ours ÷ bare |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for load, (what, _) in LOADS.items():
@@ -207,7 +208,7 @@ def table(figures: dict[str, Any]) -> str:
     machine = figures["machine"]
     lines += [
         "",
-        f"Medians in µs; {figures['date']}, {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
+        f"Medians; {figures['date']}, {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
         f"Python {machine['python']}, {machine['mooncake']}, TCP over loopback.",
     ]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ._mooncake_keys import Item
 
@@ -16,9 +16,9 @@ __all__ = ["Ledger", "Room"]
 
 
 class Room:
-    """The segment of one client, which all its connectors put into. `changed` is the lock of their ledgers, and tells of
-    every change; it is re-entrant, because the garbage collector or a signal handler may close a connector while it is
-    held.
+    """The segment of one client, which all its connectors put into. `changed` is the lock of their ledgers, and tells
+    of every change; it is re-entrant, because the garbage collector or a signal handler may close a connector while it
+    is held.
 
     Args:
         size: bytes of the segment; 0 where there is none.
@@ -57,6 +57,8 @@ class Ledger:
         self._items: dict[str, Item] = {}
         self._used = 0
         self._sweep_at = 64
+        self.look: Callable[[], None] = lambda: None
+        """Finds out what was taken; whoever can look sets it."""
         self.sweep_due = False
         """Whether so many came in since the last look that those that were taken should be found."""
         room.ledgers.append(self)
@@ -66,7 +68,13 @@ class Ledger:
         with self._lock:
             if self in self._room.ledgers:
                 self._room.ledgers.remove(self)
-            self.changed.notify_all()
+            self._items.clear()
+            self.recount()
+
+    def look_around(self) -> None:
+        """Find what was taken of all that fills the room which this ledger counts."""
+        for ledger in list(self._counted):
+            ledger.look()
 
     @property
     def used(self) -> int:

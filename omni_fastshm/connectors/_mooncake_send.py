@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Any
 
 from omni_fastshm import codec
 from omni_fastshm.errors import ConnectorClosed
@@ -135,7 +134,7 @@ class Sender:
                 if ledger.is_first(item.nonce):
                     if ledger.add(item, stored, in_line=True):
                         return True
-                    self._shelf.sweep()
+                    ledger.look_around()
                     if ledger.add(item, stored, in_line=True):
                         return True
                 if not self._gate.pause(pauses):

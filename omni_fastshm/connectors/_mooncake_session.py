@@ -191,7 +191,7 @@ class Session:
             some = keys[start : start + _READ_AT_ONCE]
             memory = ctypes.create_string_buffer(size * len(some))
             addresses = [ctypes.addressof(memory) + size * n for n in range(len(some))]
-            if self.endpoint.proto == "rdma":
+            if self.endpoint.proto == "rdma" or not hasattr(self._store, "batch_get_into"):
                 codes = [self.get_into(key, address, size) for key, address in zip(some, addresses, strict=True)]
             else:
                 codes = self._codes("batch_get_into", some, addresses, [size] * len(some))

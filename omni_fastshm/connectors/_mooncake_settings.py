@@ -50,7 +50,7 @@ SETTINGS: dict[str, Setting] = {
         "bytes",
         None,
         minimum=4096,
-        help="most bytes of this connector's untaken payloads; default `segment`, with hard_pin",
+        help="most bytes of this connector's untaken payloads; default, with hard_pin: what is left of `segment`",
     ),
     "shm_threshold_bytes": Setting(
         "bytes", 65536, help="payloads from this serialized size on go to the store, smaller ones into the metadata"

@@ -33,6 +33,7 @@ class Shelf:
         self.ledger = ledger
         self.placement = placement
         self.key_lookup = key_lookup
+        ledger.look = self.sweep
         self.pointing = threading.RLock()
         """Held while a pointer is read and then changed."""
         self.doubtful: list[str] = []
@@ -86,7 +87,8 @@ class Shelf:
                     return True
         if not self._remove(self.names.payload(item)):
             return False
-        if len(self.ledger) and self.ledger.drop([item.nonce]):  # put by this very connector: no sweep would find it any more
+        # Put by this very connector? Then no sweep would find it any more.
+        if item in self.ledger and self.ledger.drop([item.nonce]):
             with contextlib.suppress(StoreError):
                 self._drop_pointers([item])
         return True
@@ -148,7 +150,9 @@ class Shelf:
         """Two producers that put one key at the same time may each believe to be the newer one, and one that tidies up
         may remove the other's pointer. So cancel what is no longer pointed to, and point again to what nothing is."""
         with self.pointing:
-            records = self.session.read_all([self.names.pointer(item.edge, item.request) for item in items], POINTER_BYTES)
+            records = self.session.read_all(
+                [self.names.pointer(item.edge, item.request) for item in items], POINTER_BYTES
+            )
             for item, record in zip(items, records, strict=True):
                 if record is None:
                     self.session.put_all([self.names.pointer(*item[:2])], write_pointer(item), self.placement)

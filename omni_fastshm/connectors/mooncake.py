@@ -338,7 +338,6 @@ class MooncakeConnector(OmniConnectorBase):
         except StoreError as error:
             logger.warning("close could not drop what nobody has taken: %s", error)
         finally:
-            ledger.drop([item.nonce for item in ledger.items()])
             ledger.retire()
             self._final = self._figures("closed")
             _open.discard(self)

@@ -45,9 +45,10 @@ class Interrupted(BaseException):
 
 
 def interrupted_before_line(number: int, call: Any, *arguments: Any, **options: Any) -> bool:
-    """Call, and raise before this line of what sends and keeps the books; False where it has fewer. What ends a put is
-    spared: no code can be interrupted while it tidies up after an interruption, and still have tidied up; and what comes
-    before the answer is returned is as if it came right after."""
+    """Call, and raise before this line of what sends and keeps the books; False where it has fewer.
+
+    What ends a put is spared: no code can be interrupted while it tidies up after an interruption, and still have
+    tidied up; and what comes just before the answer is returned is as if it came just after."""
     left = number
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -194,6 +195,10 @@ class TestPut:
             metadata = one.put("0", "1", "r", large)[2]
             assert other.put("0", "1", "s", large) == (False, 0, None)
             assert arrived(one, metadata, large)
+            assert other.put("0", "1", "s", large)[0]
+            fake[0].objects.clear()  # another process took it, and `other` has nothing to do
+            assert one.put("0", "1", "r", large)[0]
+            one.close()
             assert other.put("0", "1", "s", large)[0]
 
     @pytest.mark.parametrize("answers", [[], [FULL], [TRANSFER]], ids=["at-once", "full-first", "failed-first"])

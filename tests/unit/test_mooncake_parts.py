@@ -87,7 +87,9 @@ class TestNames:
         assert read_pointer(raw[:-1], *one[:2]) is None
 
     def test_nonces_are_all_different(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("secrets.randbits", lambda bits: 2**64 - 70_000)  # the upper bits change, and the number ends
+        monkeypatch.setattr(
+            "secrets.randbits", lambda bits: 2**64 - 70_000
+        )  # the upper bits change, and the number ends
         names = Names("n")
         nonces = [names.new_nonce() for _ in range(140_000)]
         assert len(set(nonces)) == len(nonces)
@@ -250,7 +252,8 @@ class TestInstallation:
     def test_nothing_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         text = self.sentence(ModuleNotFoundError("No module named 'mooncake'", name="mooncake"), monkeypatch)
         assert text == (
-            "MooncakeConnector: the package 'mooncake' is not installed: pip install 'omni-fastshm[mooncake]'"
+            "MooncakeConnector: the package 'mooncake' is not installed: pip install 'omni-fastshm[mooncake]', "
+            "in a checkout '.[mooncake]'"
         )
 
     @pytest.mark.parametrize("library", ["libibverbs.so.1", "libnuma.so.1", "libcurl.so.4"])
