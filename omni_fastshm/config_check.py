@@ -21,8 +21,8 @@ Edge = tuple[str, str]
 _TOP_KEYS = ("stage_args", "stages", "runtime", "connectors", "edges", "base_config", "run")
 _STAGE_KEYS = ("stage_id", "name", "fn", "fn_args", "input_connectors", "output_connectors", "engine_input_source")
 _RUNTIME_KEYS = ("connectors", "edges")
-# Hosts add what they like beside our keys: what looks very much like one of ours is refused; what looks a little like one
-# is a warning at the top, and nothing in a stage, where hosts have `input_sources`.
+# Hosts add what they like beside our keys: what looks very much like one of ours is refused; what looks a little like
+# one is a warning at the top, and nothing in a stage, where hosts have `input_sources`.
 _MISSPELT = 0.87
 # Where a key is missing, or nothing but our keys can stand, less likeness is enough.
 _TYPO = 0.7
