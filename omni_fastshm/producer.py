@@ -57,7 +57,8 @@ class Producer:
         namespace: where it is found.
         directory: the namespace's directory, in use by this endpoint.
         segment_bytes: usual size of a data segment.
-        max_bytes: limit for all data segments; None takes half of what the mount has free, at most 4 GiB.
+        max_bytes: limit for all data segments; None takes half of what the mount has free, what dead producers left
+            included, at most 4 GiB.
         keyed: keep a key table, so that consumers find payloads by edge and request id.
         orphan_ttl_s: how long untaken payloads stay when this process is killed.
         idle_segment_s: how long a data segment beyond the first may be unused before its memory is given back.

@@ -25,7 +25,7 @@ LAYERS = [
     "arrivals copiers directory consumer metadata inventory",
     "janitor",
     "producer",
-    "connectors._leaves connectors._spaces",
+    "connectors._leaves connectors._spaces connectors._ends connectors._shared_settings",
     "connectors._mooncake_codes connectors._mooncake_keys connectors._mooncake_net",
     "connectors._mooncake_ledger connectors._mooncake_metadata connectors._mooncake_gate",
     "connectors._mooncake_session",

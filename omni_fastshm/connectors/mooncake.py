@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from omni_fastshm import codec
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
-from omni_fastshm.errors import ConfigError, ConnectorClosed, SegmentError
-from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
+from omni_fastshm.errors import ConfigError, ConnectorClosed
+from omni_fastshm.loans import own_memory
 from omni_fastshm.settings import (
     check_consumers,
     check_device,
@@ -27,6 +24,7 @@ from omni_fastshm.settings import (
     resolve_namespace,
 )
 
+from ._ends import Open, tell_dropped
 from ._mooncake_codes import FULL, MASTER_LOST, OK, RPC_FAIL, TRANSFER, StoreError, describe_code
 from ._mooncake_gate import LONGEST_PAUSE_S, Gate
 from ._mooncake_keys import Item, Names
@@ -41,8 +39,6 @@ from ._mooncake_shelf import Shelf
 __all__ = ["SETTINGS", "MooncakeConnector"]
 
 logger = logging.getLogger("omni_fastshm")
-
-_open: weakref.WeakSet[MooncakeConnector] = weakref.WeakSet()
 
 
 class MooncakeConnector(OmniConnectorBase):
@@ -298,12 +294,7 @@ class MooncakeConnector(OmniConnectorBase):
             SegmentError: there is not so much memory.
         """
         self._gate.check("allocate")
-        sizes = check_shape(shape)
-        kind = dtype if is_torch_dtype(dtype) else check_numpy_dtype(dtype)
-        try:
-            return plain(sizes, kind)
-        except (MemoryError, RuntimeError, ValueError, TypeError, OverflowError) as error:
-            raise SegmentError(f"no memory for {describe(sizes)} of {dtype}: {error}", op="allocate") from None
+        return own_memory(shape, dtype)
 
     def close(self) -> None:
         """Drop what nobody takes within `linger_s`, and let go of the store's client. Idempotent, never raises.
@@ -333,8 +324,7 @@ class MooncakeConnector(OmniConnectorBase):
             self._sender.let_end()
             self._linger()
             self._count.dropped = self._shelf.drop_all()
-            if self._count.dropped:
-                logger.info("closed with %d payloads that nobody had taken: dropped", self._count.dropped)
+            tell_dropped(self._count.dropped, self.namespace)
         except StoreError as error:
             logger.warning("close could not drop what nobody has taken: %s", error)
         finally:
@@ -365,18 +355,9 @@ class _Counters:
         self.misses = self.dropped = self.producer_gone = self.master_lost = 0
 
 
-def _close_all() -> None:
-    for connector in list(_open):
-        connector.close()
+def _disown(connector: MooncakeConnector) -> None:
+    connector._gate.forked = connector._gate.stopped = True
+    connector._final = connector._figures("forked")
 
 
-def _disown() -> None:
-    """After a fork, in the child: what was inherited must neither work nor tidy up."""
-    for connector in list(_open):
-        connector._gate.forked = connector._gate.stopped = True
-        connector._final = connector._figures("forked")
-        _open.discard(connector)
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_disown)
+_open = Open(_disown)

@@ -113,7 +113,9 @@ class TestReap:
         )
         done = reap()
         assert done["held_bytes"] > 800_000
-        assert done["freed_bytes"] + done["held_bytes"] == memory, "all of it comes back, now or when the reader lets go"
+        assert done["freed_bytes"] + done["held_bytes"] == memory, (
+            "all of it comes back, now or when the reader lets go"
+        )
         del view
 
     def test_payloads_in_their_time_are_kept_until_forced(self, reap: Reap, dead: Any, shm_names: Any) -> None:
