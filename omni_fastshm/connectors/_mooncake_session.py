@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
-import math
 import os
 import threading
 import time
@@ -23,7 +22,7 @@ from omni_fastshm.errors import ConfigError, ConnectorClosed
 
 from ._mooncake_codes import INVALID, MASTER_LOST, NOT_THERE, RPC_FAIL, TRANSFER, describe_code, import_store
 from ._mooncake_ledger import Room
-from ._mooncake_net import quiet_stderr, wait_for_master
+from ._mooncake_net import prepare_environment, quiet_stderr, wait_for_master
 
 __all__ = ["Endpoint", "Session", "open_session"]
 
@@ -33,17 +32,6 @@ _OPEN, _CLOSING, _CLOSED, _ABANDONED = "open", "closing", "closed", "abandoned"
 _NOT_AGAIN_S = 1.0  # a master that hangs accepts connections: only a call finds that out, after MC_RPC_TIMEOUT_MS
 _READ_AT_ONCE = 500  # the client refuses 2048 transfers from one node
 _CLOSE_WAIT_S = 5.0  # for calls that are on their way; later ones close behind themselves
-
-# Read when the client is imported or the process sets up its first one; what the user has set stays.
-_VARIABLES = {
-    "MC_LOG_LEVEL": "ERROR",
-    "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # 20 tries of 4 s each would hold the GIL for 90 s
-    "MC_RPC_TIMEOUT_MS": "5000",
-    "MC_HANDSHAKE_CONNECT_TIMEOUT": "3",
-}
-_TRANSFER_TIMEOUT = "MC_TCP_STATUS_TIMEOUT_SEC"
-# Names those that we set: a child process inherits them, and must not take them for the user's.
-_SET_BY_US = "OMNI_FASTSHM_SET_FOR_MOONCAKE"
 
 
 class Endpoint(NamedTuple):
@@ -337,7 +325,7 @@ def open_session(endpoint: Endpoint, *, setup_timeout_s: float, get_timeout_s: f
         known = _sessions.get(endpoint)
         if known is not None and known.share():
             return known
-    _prepare_environment(get_timeout_s)  # before the import: some of it is read then
+    prepare_environment(get_timeout_s)  # before the import: some of it is read then
     module = import_store()
     if not wait_for_master(endpoint.master, setup_timeout_s):
         raise ConfigError(
@@ -377,15 +365,6 @@ def _set_up(endpoint: Endpoint, module: Any) -> Any:
             op="open",
         )
     return store
-
-
-def _prepare_environment(get_timeout_s: float) -> None:
-    ours = set(filter(None, os.environ.get(_SET_BY_US, "").split(",")))
-    for name, value in {**_VARIABLES, _TRANSFER_TIMEOUT: str(math.ceil(get_timeout_s))}.items():
-        if name not in os.environ or name in ours:
-            os.environ[name] = value
-            ours.add(name)
-    os.environ[_SET_BY_US] = ",".join(sorted(ours))
 
 
 def _close_all() -> None:

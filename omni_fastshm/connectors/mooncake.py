@@ -279,20 +279,7 @@ class MooncakeConnector(OmniConnectorBase):
         }
 
     def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
-        """Plain memory of this process; `put` copies it like any other, once, into the store.
-
-        Args:
-            shape: of the tensor or array wanted.
-            dtype: a ``torch.dtype`` gives a tensor, anything NumPy understands gives an array.
-
-        Returns:
-            An uninitialised tensor or array.
-
-        Raises:
-            ConfigError: shape or dtype cannot be used.
-            ConnectorClosed: after `close`.
-            SegmentError: there is not so much memory.
-        """
+        """Plain memory of this process; see `OmniConnectorBase.allocate`. `put` copies it like any other, once."""
         self._gate.check("allocate")
         return own_memory(shape, dtype)
 

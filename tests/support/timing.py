@@ -8,7 +8,7 @@ from typing import Any
 
 
 def timed(least: float, most: float, call: Callable[..., Any], *arguments: Any, tries: int = 5, **options: Any) -> Any:
-    """Call, and give the answer of the first call that is quicker than `most` seconds. None may be quicker than `least`.
+    """Call, and give the answer of the first call quicker than `most` seconds; none may be quicker than `least`.
 
     A busy machine only ever adds to what a call takes: one quick call shows that none has to be slow.
 

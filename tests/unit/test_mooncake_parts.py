@@ -334,8 +334,8 @@ def test_what_is_set_for_one_process_is_not_the_users_in_its_children() -> None:
     """The store reads its timeouts from the environment, and stages are children of whoever had a connector."""
     code = (
         "import os, subprocess, sys\n"
-        "from omni_fastshm.connectors._mooncake_session import _prepare_environment\n"
-        "_prepare_environment(float(sys.argv[1]))\n"
+        "from omni_fastshm.connectors._mooncake_net import prepare_environment\n"
+        "prepare_environment(float(sys.argv[1]))\n"
         "print(os.environ['MC_TCP_STATUS_TIMEOUT_SEC'], os.environ['MC_RPC_TIMEOUT_MS'], flush=True)\n"
         "if sys.argv[2:]: subprocess.run([sys.executable, '-c', sys.argv[2], '1.5'], check=True)"
     )
