@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
+DOCS_STAMP = $(VENV)/.docs-ready
+BENCH_STAMP = $(VENV)/.bench
 SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo demo-mooncake test bench bench-mooncake torture lint sdist clean
+.PHONY: demo demo-mooncake test sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages
+.PHONY: wheel wheels matrix clean
 
 demo: $(STAMP)
 	$(BIN)/omni-fastshm run examples/qwen2_5_omni.yaml
@@ -18,11 +21,18 @@ demo-mooncake: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -q
 
-# Three to six minutes; the tables on the screen, all figures in out/bench.json. Leave the machine alone meanwhile.
-bench: $(STAMP)
-	mkdir -p out
-	$(BIN)/pytest bench -q --benchmark-columns=median,iqr,rounds --benchmark-json=out/bench.json
-	$(BIN)/python -m bench.report out/bench.json
+# The C core as plain programs under ASan, UBSan and TSan, with its mutants, models and fuzzers; a part of `make test`.
+sanitizers: $(STAMP)
+	$(BIN)/pytest -q tests/native tests/model tests/fuzz tests/test_orderings.py
+
+# Six to ten minutes; the tables on the screen, all figures in out/bench.json, the page with its images in out/.
+# Leave the machine alone meanwhile.
+bench: $(BENCH_STAMP)
+	$(BIN)/omni-fastshm bench --json out/bench.json --out out
+
+# Each measurement once, in a message or two, to see that all of them work.
+bench-smoke: $(BENCH_STAMP)
+	$(BIN)/pytest bench -q --benchmark-disable --bench-loads S1,S2,S3,S4,S5,S7,S8
 
 # About ten minutes; `make torture KILLS=10000 MESSAGES=10000000 WAITS=1000 FUZZ=1000000` is the full size: docs/torture.md
 KILLS ?= 2500
@@ -38,21 +48,56 @@ torture: $(STAMP)
 bench-mooncake: $(STAMP)
 	$(BIN)/python -m bench.mooncake
 
+# What tests/test_instructions.py compares with, for this interpreter and machine; valgrind must be installed.
+instructions: $(STAMP)
+	$(BIN)/python tests/support/instructions.py --renew
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py
+
+# The documentation as a site, in build/site; reads the sources, needs no network beyond the set-up.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python tools/check_site.py build/site
+
+# What pages say about settings, errors and the layout, written from the code.
+pages: $(STAMP)
+	$(BIN)/python tools/render_pages.py
+	$(BIN)/python tests/native/render_layout.py
 
 # The wheel is built from the sdist, so that an incomplete sdist shows.
-sdist: $(STAMP)
+wheel: $(STAMP)
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation
+	mkdir -p build
+	$(BIN)/python -m build --no-isolation >build/wheel.log 2>&1 || { tail -50 build/wheel.log; exit 1; }
+	$(BIN)/python tests/check_package.py dist
+
+# For release: Python 3.10 to 3.13 in manylinux containers, of this machine's kind. Needs Docker or Podman.
+wheels:
+	$(PYTHON) -m venv build/cibuildwheel
+	build/cibuildwheel/bin/pip install --quiet --disable-pip-version-check cibuildwheel==4.3.5
+	build/cibuildwheel/bin/cibuildwheel --output-dir dist
+
+# Every Python 3.10 to 3.13 that is on the PATH, with several releases of NumPy; `make matrix ARGS=--help`.
+matrix:
+	$(PYTHON) tools/matrix.py $(ARGS)
+
+$(DOCS_STAMP): $(STAMP) pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
+	touch $@
 
 $(STAMP): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools==84.2.1" "cython==3.3.1"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[demo,dev]"
 	touch $(STAMP)
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[bench]"
+	touch $(BENCH_STAMP)
 
 clean:
 	rm -rf build dist *.egg-info omni_fastshm/*.so

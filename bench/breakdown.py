@@ -35,7 +35,7 @@ def steps(load: str) -> dict[str, float]:
     from omni_fastshm import codec
 
     data = payloads.make(load)
-    end = ours.open(f"bench{os.getpid()}-breakdown", "both", load)
+    end = ours.open(f"bench{os.getpid()}-breakdown", "both", load, 1)
     target = np.empty(codec.plan(data).size + 4096, dtype=np.uint8)
     times: dict[str, list[int]] = {}
 
@@ -66,7 +66,7 @@ def profile(load: str, which: str) -> pstats.Stats:
     """`cProfile` of many puts or gets of one load."""
     data = payloads.make(load)
     profiler = cProfile.Profile()
-    end = ours.open(f"bench{os.getpid()}-profile", "both", load)
+    end = ours.open(f"bench{os.getpid()}-profile", "both", load, 1)
     for _ in range(TURNS.get(load, MANY)):
         if which == "put":
             sent = profiler.runcall(ours.put, end, data)

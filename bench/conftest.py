@@ -15,10 +15,11 @@ import pytest
 # At the end, so that an installed package is measured and not the checkout beside this folder.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from bench.peers import NAMES
+from bench.payloads import LOADS
+from bench.peers import NAMES, load_peer
 
 RESULTS = pytest.StashKey[dict[str, Any]]()
-LIBRARIES = ("omni-fastshm", "torch", "numpy", "msgspec", "posix_ipc", "pytest-benchmark")
+LIBRARIES = ("omni-fastshm", "torch", "numpy", "msgspec", "posix_ipc", "pyzmq", "iceoryx2", "ray", "pytest-benchmark")
 PLACE = f"bench{os.getpid()}"
 
 
@@ -33,29 +34,57 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--bench-peers",
         default=",".join(NAMES),
-        help=f"which to measure, of {', '.join(NAMES)} (default all)",
+        help=f"which to measure, of {', '.join(NAMES)} (default all that are installed)",
+    )
+    group.addoption(
+        "--bench-loads", default=",".join(LOADS), help=f"which payloads, of {', '.join(LOADS)} (default all)"
     )
 
 
-# Last, so that the load varies slowest: peers of one load run one after the other and stand together in
-# tables.
-@pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", peers(metafunc.config))
+    """Each load with each peer that takes it; the load varies slowest, so that peers stand together in tables."""
+    if {"load", "name"} <= set(metafunc.fixturenames):
+        alone = getattr(metafunc.module, "ONE_PROCESS", False)
+        pairs = [
+            (load, name)
+            for load in loads(metafunc.config)
+            for name in peers(metafunc.config)
+            if load_peer(name).takes(load) and (load_peer(name).one_process or not alone)
+        ]
+        metafunc.parametrize(("load", "name"), pairs)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[RESULTS] = {}
-    cores(config)  # a wrong option is an error before the first measurement
+    for read in (cores, peers, loads):
+        read(config)  # a wrong option is an error before the first measurement
 
 
 def peers(config: pytest.Config) -> list[str]:
-    """The peers to measure, in the order asked for."""
-    wanted: list[str] = config.getoption("--bench-peers").split(",")
-    if unknown := [name for name in wanted if name not in NAMES]:
-        raise pytest.UsageError(f"--bench-peers: no peer named {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    """The peers to measure, in the order asked for; those not installed are left out of "all" only."""
+    wanted = _listed(config, "--bench-peers", "peer", NAMES)
+    missing = {name: load_peer(name).missing for name in wanted if load_peer(name).missing}
+    if len(wanted) < len(NAMES) and missing:
+        said = ", ".join(f"{name} needs the package {package}" for name, package in missing.items())
+        raise pytest.UsageError(f"--bench-peers: {said}; pip install '.[bench]' brings all but ray")
+    return [name for name in wanted if name not in missing]
+
+
+def loads(config: pytest.Config) -> list[str]:
+    """The payloads to measure, in the order asked for."""
+    return _listed(config, "--bench-loads", "load", tuple(LOADS))
+
+
+def _listed(config: pytest.Config, option: str, what: str, known: tuple[str, ...]) -> list[str]:
+    wanted: list[str] = config.getoption(option).split(",")
+    if unknown := [name for name in wanted if name not in known]:
+        raise pytest.UsageError(f"{option}: no {what} named {', '.join(unknown)}; there are {', '.join(known)}")
     return wanted
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    left_out = [load_peer(name).missing for name in NAMES if load_peer(name).missing]
+    return [f"peers not measured, for want of a package: {', '.join(map(str, left_out))}"] if left_out else []
 
 
 def cores(config: pytest.Config) -> tuple[int | None, int | None]:

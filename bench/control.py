@@ -18,9 +18,10 @@ from bench.payloads import buffer_of
 
 # Word numbers, one cache line apart, so that the sides do not take lines from each other; then the note.
 SENT, ANSWERED, STAMP_GOT, STAMP_READ, FAILED = 0, 8, 9, 10, 11
-SIZE_OF_NOTE = 16
-NOTE = 192
-CAPACITY = 256 * 1024
+NOTES = 192
+CAPACITY = 128 * 1024  # of one note
+WINDOW = 4  # notes that may be under way at once
+SIZES = 16  # word numbers of their sizes begin here
 
 # Looks at the word this often before giving the core away: with fewer cores than busy processes, spinning on
 # would keep the very process from running that is waited for. Between pinned, idle cores it is never reached.
@@ -36,23 +37,28 @@ class Mailbox:
     Args:
         name: of the page in /dev/shm.
         create: one end creates it, and unlinks it in the end.
-        yields: give the core away when nothing came for some milliseconds. False where system calls are
-        counted. limit_s: how long to wait for the other side, in seconds.
+        yields: give the core away when nothing came for some milliseconds. False where system calls are counted.
+        limit_s: how long to wait for the other side, in seconds.
     """
 
     def __init__(self, name: str, *, create: bool, yields: bool = True, limit_s: float = 60.0) -> None:
         if platform.machine() not in ("x86_64", "AMD64"):
             raise RuntimeError("the spinning control plane relies on the store order of x86-64")
-        self._segment = SharedMemory(name, create=create, size=NOTE + CAPACITY if create else 0)
+        self._segment = SharedMemory(name, create=create, size=NOTES + WINDOW * CAPACITY if create else 0)
         self._owner = create
         self._bytes = buffer_of(self._segment)
-        self._words = self._bytes[:NOTE].cast("Q")
+        self._words = self._bytes[:NOTES].cast("Q")
         self._yields = yields
         self._limit = limit_s
         self.reset()
 
-    def reset(self) -> None:
-        """Begin anew; both ends, while no message is on its way."""
+    def reset(self, window: int = 1) -> None:
+        """Begin anew; both ends, while no message is on its way.
+
+        Args:
+            window: how many notes may be under way at once, at most `WINDOW`.
+        """
+        self._window = window
         self._sent = self._taken = 0
         for word in (SENT, ANSWERED, FAILED) if self._owner else ():
             self._words[word] = 0
@@ -60,15 +66,32 @@ class Mailbox:
     def send(self, note: Any) -> None:
         message = pickle.dumps(note, 5)
         size = len(message)
-        self._bytes[NOTE : NOTE + size] = message
-        self._words[SIZE_OF_NOTE] = size
+        slot = self._sent % self._window
+        start = NOTES + slot * CAPACITY
+        self._bytes[start : start + size] = message
+        self._words[SIZES + slot] = size
         self._sent += 1
         self._words[SENT] = self._sent
 
     def receive(self) -> Any:
+        slot = self._taken % self._window
         self._taken += 1
         self._wait(SENT, self._taken)
-        return pickle.loads(self._bytes[NOTE : NOTE + self._words[SIZE_OF_NOTE]])
+        start = NOTES + slot * CAPACITY
+        return pickle.loads(self._bytes[start : start + self._words[SIZES + slot]])
+
+    def sent_elsewhere(self) -> None:
+        """Count a message that travelled without a note."""
+        self._sent += 1
+
+    def taken_elsewhere(self) -> None:
+        """Count a message that travelled without a note."""
+        self._taken += 1
+
+    def room(self) -> None:
+        """Wait until another message may be under way."""
+        if self._sent >= self._window:
+            self._wait(ANSWERED, self._sent - self._window + 1)
 
     def answer(self, got_ns: int, read_ns: int) -> None:
         self._words[STAMP_GOT] = got_ns
@@ -89,7 +112,7 @@ class Mailbox:
         limit = 0.0
         while True:
             for _ in range(SPINS):
-                if words[word] == value:
+                if words[word] >= value:
                     return
             if words[FAILED]:
                 raise BrokenPipeError("the other process failed")
@@ -103,7 +126,7 @@ class Mailbox:
     def _give_way(self, word: int, value: int) -> None:
         for _ in range(SPINS // 100):
             os.sched_yield()
-            if self._words[word] == value:
+            if self._words[word] >= value:
                 return
 
     def close(self) -> None:

@@ -23,6 +23,8 @@ LOADS: dict[str, str] = {
     "S7": "thinker→talker tree, 28.7 MB",
     "S8": "64 x 16 KiB float32",
 }
+# The bytes of those that hold one tensor and little else.
+ONE_TENSOR: dict[str, int] = {"S2": 4 * KIB, "S3": 64 * KIB, "S4": MIB, "S5": 16 * MIB, "S6": 64 * MIB}
 # What is large enough to travel through shared memory with the default threshold.
 THROUGH_SHARED_MEMORY = tuple(name for name in LOADS if name not in ("S1", "S2"))
 
@@ -175,11 +177,7 @@ def _many(generator: torch.Generator) -> dict[str, Any]:
 
 MAKERS: dict[str, Callable[[torch.Generator], dict[str, Any]]] = {
     "S1": _scalars,
-    "S2": _one(4 * KIB),
-    "S3": _one(64 * KIB),
-    "S4": _one(MIB),
-    "S5": _one(16 * MIB),
-    "S6": _one(64 * MIB),
+    **{load: _one(size) for load, size in ONE_TENSOR.items()},
     "S7": _thinker_to_talker,
     "S8": _many,
 }

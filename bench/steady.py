@@ -41,7 +41,7 @@ def _same(name: str, place: str, wanted: dict[str, tuple[int, int]]) -> dict[str
     result = {}
     for load, (warm, count) in wanted.items():
         data = payloads.make(load)
-        end = peer.open(place, "both", load)
+        end = peer.open(place, "both", load, 1)
         _pump(peer, end, data, warm)
         before = Usage.so_far()
         mark(f"begin-{load}")

@@ -108,7 +108,7 @@ def test_cost_of_get_by_size(record: dict[str, Any], quick: bool, pinned: int | 
     the get after it.
     """
     peer = load_peer("ours")
-    end = peer.open(f"{PLACE}-get", "both", "S3")
+    end = peer.open(f"{PLACE}-get", "both", "S3", 1)
     small, large = payloads.make("S3"), payloads.make("S6")
     times: dict[str, list[int]] = {"small": [], "large": []}
     now = time.monotonic_ns

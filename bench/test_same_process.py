@@ -5,19 +5,18 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import pytest
-
 from bench import payloads
 from bench.conftest import PLACE
 from bench.peers import load_peer
 
+ONE_PROCESS = True  # peers that need two are left out
 
-@pytest.mark.parametrize("load", payloads.LOADS)
+
 def test_put_get(benchmark: Any, pinned: int | None, load: str, name: str) -> None:
     benchmark.group = f"same process {load}: {payloads.LOADS[load]}"
     peer = load_peer(name)
     data = payloads.make(load)
-    end = peer.open(f"{PLACE}-same", "both", load)
+    end = peer.open(f"{PLACE}-same", "both", load, 1)
 
     def once() -> None:
         peer.get(end, peer.put(end, data))

@@ -9,22 +9,21 @@ from omni_fastshm import SharedMemoryConnector
 
 
 def talker(metadata: dict[str, object]) -> None:
-    with SharedMemoryConnector({}) as connector:
-        got = connector.get("thinker", "talker", "request-1", metadata)
-        assert got is not None, "nothing came"
-        hidden, size = got
-        assert hidden.sum() == 1000, "the bytes changed on the way"
-        print(f"talker: {tuple(hidden.shape)}, {size:,} bytes, a view of shared memory")
+    connector = SharedMemoryConnector({})  # one in each process
+    got = connector.get("thinker", "talker", "request-1", metadata)
+    assert got is not None, "somebody else took it, it was cancelled, or its sender closed"
+    hidden, _ = got  # a view of shared memory: valid until it dies, whatever happens to the sender
+    assert hidden.sum() == 1000, "the bytes changed on the way"
+    print("ok")
 
 
 if __name__ == "__main__":
     with SharedMemoryConnector({}) as connector:
-        hidden = torch.eye(1000, 3584, dtype=torch.bfloat16)
-        ok, size, metadata = connector.put("thinker", "talker", "request-1", hidden)
+        ok, size, metadata = connector.put("thinker", "talker", "request-1", torch.eye(1000, 3584))
         if "--break" in sys.argv:
             connector.close()  # too early: what nobody has taken yet is dropped
+        # `metadata` is a small dict of text and numbers: it goes by whatever your pipeline sends messages with
         process = multiprocessing.get_context("spawn").Process(target=talker, args=(metadata,))
         process.start()
         process.join()
-    print("ok" if process.exitcode == 0 else "failed")
     sys.exit(process.exitcode)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         initialize_connectors_from_config,
         initialize_orchestrator_connectors,
     )
+    from omni_fastshm.observers import Transfer, add_observer, remove_observer
     from omni_fastshm.pipeline import Pipeline
 
 __version__ = "0.1.0"
@@ -58,6 +59,8 @@ _LAZY = {
     "OmniTransferConfig": "config",
     "Pipeline": "pipeline",
     "SharedMemoryConnector": "connectors.shared_memory",
+    "Transfer": "observers",
+    "add_observer": "observers",
     "build_stage_connectors": "initialization",
     "get_connectors_config_for_stage": "config",
     "initialize_connectors_from_config": "initialization",
@@ -65,6 +68,7 @@ _LAZY = {
     "load_omni_transfer_config": "config",
     "recv_via_connector": "adapter",
     "register_type": "codec",
+    "remove_observer": "observers",
     "try_recv_via_connector": "adapter",
     "try_send_via_connector": "adapter",
 }
@@ -88,7 +92,9 @@ __all__ = [
     "SegmentError",
     "SharedMemoryConnector",
     "StageFailed",
+    "Transfer",
     "UsageError",
+    "add_observer",
     "build_stage_connectors",
     "get_connectors_config_for_stage",
     "initialize_connectors_from_config",
@@ -96,6 +102,7 @@ __all__ = [
     "load_omni_transfer_config",
     "recv_via_connector",
     "register_type",
+    "remove_observer",
     "try_recv_via_connector",
     "try_send_via_connector",
 ]

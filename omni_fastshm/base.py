@@ -212,11 +212,24 @@ class OmniConnectorBase(ABC):
 
     @abstractmethod
     def cleanup(self, request_id: StageId) -> None:
-        """Drop what is still untaken of exactly this request, on all edges; unknown ids silently."""
+        """Drop what is still untaken of exactly this request, on all edges and from any process of the namespace.
+
+        Payloads inside their metadata cannot be reached; views that were received before stay valid.
+
+        Args:
+            request_id: the request; unknown ones are fine, also after `close`.
+
+        Raises:
+            ConfigError: it is neither text nor a whole number.
+        """
 
     @abstractmethod
     def health(self) -> dict[str, Any]:
-        """Counters and levels; see ``docs/health.md``. Works after `close`, too."""
+        """Counters and levels, in bytes, payloads, calls and seconds: ``docs/health.md`` has each key.
+
+        Returns:
+            A plain dict; after `close` the last levels. Never raises.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -236,6 +249,8 @@ class OmniConnectorBase(ABC):
 
         Raises:
             SegmentError: no room for it.
+            ConfigError: there is no such shape or dtype, or it holds Python objects.
+            ConnectorClosed: after `close`.
         """
 
     def __enter__(self) -> OmniConnectorBase:

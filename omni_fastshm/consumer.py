@@ -127,8 +127,16 @@ class Consumer:
     @property
     def leases(self) -> int:
         """Leases of this process on the producers that this endpoint knows."""
+        return sum(inbox.leases for inbox in self._reached())
+
+    @property
+    def oldest_lease_s(self) -> float:
+        """How long the oldest of them has been there, in seconds; 0 without leases."""
+        return max((age for inbox in self._reached() if inbox.leases for _, _, age in inbox.held()), default=0.0)
+
+    def _reached(self) -> set[Inbox]:
         left = [inbox for inbox in (ref() for ref in self._left) if inbox is not None]
-        return sum(inbox.leases for inbox in {*self.known.values(), *left})
+        return {*self.known.values(), *left}
 
     def close(self) -> None:
         """Let go of all producers; leases that are left are still counted."""

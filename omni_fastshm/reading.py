@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from omni_fastshm._core import BLOCK_LIMIT, CONTROL_SIZE, LAYOUT_VERSION, READER_SLOTS, Segment, layout
 
@@ -143,6 +144,52 @@ def read_control(fd: int, name: str) -> Control | str:
         holders,
         None if _ANYWHERE in held_in else tuple(sorted(held_in)),
     )
+
+
+class BlockRow(NamedTuple):
+    """A block descriptor: its last publication, of which nothing may be left."""
+
+    takes: int
+    """How many are left."""
+    holders: int
+    """A bit for each reader slot that looks at it."""
+    sequence: int
+    """Number of the publication, counted from 1 by each producer; 0 when the descriptor was never used."""
+    edge: int
+    """Hash of the edge: `omni_fastshm.keys.edge_hash`."""
+    offset: int
+    """Of the frame in its data segment, in bytes."""
+    frame_size: int
+    """Bytes that it takes there."""
+    total_size: int
+    """Serialized size of the payload."""
+    published_ns: int
+    """CLOCK_MONOTONIC."""
+    segment: int
+    """Number of the data segment."""
+
+    @property
+    def in_use(self) -> bool:
+        """Is somebody to come, or looking?"""
+        return bool(self.takes or self.holders)
+
+
+def read_rows(fd: int) -> tuple[list[BlockRow], bool]:
+    """All descriptors of a control segment that `read_control` found sound, and whether puts wait for room there."""
+    head = os.pread(fd, _SIZES["ofs_control"], 0)
+    ready, space = _get(head, "ofs_control", "blocks_ready", "space")
+    size = _SIZES["ofs_block"]
+    data = os.pread(fd, min(ready, BLOCK_LIMIT) * size, _BLOCKS_OFFSET)
+    view = memoryview(data)[: len(data) // size * size]
+
+    def column(name: str) -> list[int]:
+        offset, width = _FIELDS["ofs_block", name]
+        return view.cast("Q" if width == 8 else "I")[offset // width :: size // width].tolist() if len(view) else []
+
+    words = column("word")
+    takes, holders = [word >> 32 & 0xFF for word in words], [word & 0xFFFFFFFF for word in words]
+    rest = map(column, BlockRow._fields[2:])
+    return [BlockRow(*row) for row in zip(takes, holders, *rest, strict=True)], bool(space & 1)
 
 
 def read_directory(fd: int) -> list[int] | str:

@@ -253,6 +253,11 @@ cdef class RingAllocator:
         return self.state.used
 
     @property
+    def peak(self):
+        """The most that ever was in use."""
+        return self.state.peak
+
+    @property
     def capacity(self):
         return self.state.size
 
@@ -808,6 +813,7 @@ cdef class Inbox:
     cdef ofs_control *shared
     cdef uint32_t slot
     cdef uint32_t *holds       # by descriptor: leases of this process
+    cdef uint64_t *since       # by descriptor: when the first of them was taken
     cdef readonly uint32_t leases
     cdef uint32_t briefs       # of them, under the shared slot
     cdef uint32_t retired
@@ -827,13 +833,15 @@ cdef class Inbox:
         self.segments = {}
         self.open_segment = open_segment
         self.holds = <uint32_t *>calloc(OFS_BLOCK_LIMIT, sizeof(uint32_t))
-        if self.holds == NULL:
+        self.since = <uint64_t *>calloc(OFS_BLOCK_LIMIT, sizeof(uint64_t))  # takes memory only where it is written
+        if self.holds == NULL or self.since == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         if self.shared != NULL and self.control.born == forks and self.slot != NO_SLOT and self.control.fd >= 0:
             ofs_reader_unmark(self.shared, self.slot)  # no lease is left, so no bit; the lock goes with the descriptor
         free(self.holds)
+        free(self.since)
 
     cdef uint32_t claim_slot(self) except? 0xffffffff:
         """A slot of this process, for good, or the shared one for a moment when all are taken."""
@@ -894,6 +902,8 @@ cdef class Inbox:
             if slot == OFS_SHARED_SLOT:
                 self.leave_shared_slot()
             return None
+        if self.holds[block] == 0:
+            self.since[block] = ofs_about_now_ns()
         self.holds[block] += 1
         self.leases += 1
         self.briefs += slot == OFS_SHARED_SLOT
@@ -903,6 +913,19 @@ cdef class Inbox:
             raise MetadataError(f"block {block} points outside {lease.segment.name}", op="get",
                                 segment=lease.segment.name)
         return lease
+
+    def held(self):
+        """``(block, sequence, seconds)`` of each block that leases of this process keep, and for how long they have."""
+        cdef uint64_t now = ofs_about_now_ns()
+        cdef uint32_t left = self.leases
+        cdef list found = []
+        for i in range(ofs_blocks_ready(self.shared)):
+            if left == 0:
+                break
+            if self.holds[i]:
+                left -= min(left, self.holds[i])
+                found.append((i, ofs_block_sequence(ofs_block_at(self.shared, i)), (now - self.since[i]) / 1e9))
+        return found
 
     cdef Segment data_segment(self, uint32_t number, uint64_t offset, uint64_t size):
         """The data segment with these bytes, or without them when it has none there."""

@@ -65,6 +65,7 @@ cdef extern from "ofs_wait.h" nogil:
     uint32_t ofs_bell_announce(ofs_u32 *bell)
     int ofs_bell_wait(ofs_u32 *bell, uint32_t seen, uint64_t spin_ns, uint64_t slice_ns, uint64_t deadline_ns)
     uint64_t ofs_now_ns()
+    uint64_t ofs_about_now_ns()
 
 cdef extern from "ofs_block.h" nogil:
     cdef struct ofs_key:
@@ -148,6 +149,7 @@ cdef extern from "ofs_ring.h" nogil:
         uint32_t arena_count
         uint64_t size
         uint64_t used
+        uint64_t peak
     uint64_t ofs_ring_round(uint64_t size)
     int ofs_ring_add(ofs_ring *ring, uint64_t size, uint32_t *arena)
     int ofs_ring_extend(ofs_ring *ring, uint32_t arena, uint64_t size)

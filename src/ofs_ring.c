@@ -109,6 +109,8 @@ int ofs_ring_take(struct ofs_ring *ring, uint64_t size, uint32_t *number, uint64
             *offset = arena->gaps[g].offset;
             cut(arena, g, size);
             ring->used += size;
+            if (ring->used > ring->peak)
+                ring->peak = ring->used;
             return OFS_OK;
         }
     }

@@ -35,6 +35,7 @@ struct ofs_ring {
     uint32_t arena_count;
     uint64_t size; /* of all arenas */
     uint64_t used;
+    uint64_t peak; /* the most that ever was in use */
 };
 
 /* `size` rounded up to what an allocation really takes. */

@@ -19,6 +19,13 @@ uint64_t ofs_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+uint64_t ofs_about_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static void wake_all(ofs_u32 *bell)
 {
     /* Not FUTEX_PRIVATE: the sleepers are in other processes. */

@@ -29,7 +29,7 @@ def main(dist: Path) -> int:
     ours = {name for name in tracked() if name.startswith("omni_fastshm/")}
     missing = [f"sdist: {name}" for name in sorted(tracked() - packed)]
     missing += [f"wheel: {name}" for name in sorted(ours - installed)]
-    for module in ("_core", "_codec", "_place"):
+    for module in ("_core", "_codec", "_place", "_meter"):
         if not any(name.startswith(f"omni_fastshm/{module}.") and name.endswith(".so") for name in installed):
             missing.append(f"wheel: the compiled {module}")
     extra = [

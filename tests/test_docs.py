@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,15 +46,25 @@ def test_health_page_lists_what_health_gives(namespace: str) -> None:
     assert listed == given
 
 
-def test_the_readme_snippet_runs(namespace: str) -> None:
-    import torch
-
-    from omni_fastshm import SharedMemoryConnector
-
+def test_the_readme_begins_with_the_first_example() -> None:
+    """Which tests/test_examples.py runs."""
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code is not None
-    scope: dict[str, Any] = {"hidden_states": torch.arange(100_000.0)}
-    exec(code[1].replace("SharedMemoryConnector({})", f"SharedMemoryConnector({{'namespace': {namespace!r}}})"), scope)
-    assert torch.equal(scope["payload"]["hidden"], scope["hidden_states"])
-    assert isinstance(scope["connector"], SharedMemoryConnector)
-    scope["connector"].close()
+    example = (ROOT / "examples" / "hello.py").read_text()
+    assert code[1] == example.partition('"""\n\n')[2]
+    written = [
+        line for line in code[1].splitlines() if line.strip() and not line.lstrip().startswith(("#", "import", "from"))
+    ]
+    assert len(written) <= 16, "it has to fit on a screen with what stands around it"
+
+
+def test_the_first_screen_of_the_readme_holds_what_it_should_and_nothing_else() -> None:
+    fold = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    assert len(fold.splitlines()) <= 58
+    blocks = re.findall(r"^```(\w*)$", fold, re.MULTILINE)
+    assert blocks == ["python", "", "", ""]
+    figures = re.findall(r"\]\((bench/results/[^)]+\.json)\)", fold)
+    assert len(figures) == 1, "one figure, with its file"
+    assert len(re.findall(r"^- ", fold, re.MULTILINE)) == 3, "when not to use it"
+    commands = re.findall(r"^make (\w+) +# ", fold, re.MULTILINE)
+    assert commands == ["demo", "test"]

@@ -32,6 +32,15 @@ def test_importing_the_package_leaves_the_heavy_packages_out() -> None:
     assert not loaded & set(HEAVY)
 
 
+def test_importing_the_package_loads_few_modules_and_none_of_others() -> None:
+    """Counted, not timed: time depends on the machine. What dataclasses need takes most of it."""
+    added = modules_after("import dataclasses, threading; import omni_fastshm")
+    added -= modules_after("import dataclasses, threading")
+    foreign = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names) - {"omni_fastshm"}
+    assert not foreign
+    assert len(added) <= 20, sorted(added)
+
+
 @pytest.mark.parametrize("name", ["settings", "errors", "base"])
 def test_the_lower_modules_are_as_light(name: str) -> None:
     loaded = modules_after(f"import omni_fastshm.{name}")

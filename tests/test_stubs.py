@@ -20,7 +20,7 @@ omni_fastshm\._\w+\.\w+\.__(reduce|setstate|getstate|reduce_ex)__
 
 
 @pytest.mark.time_limit(150)
-@pytest.mark.parametrize("module", ["_core", "_codec", "_place"])
+@pytest.mark.parametrize("module", ["_core", "_codec", "_place", "_meter"])
 def test_stub_matches(module: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.write_text(ALLOWED)

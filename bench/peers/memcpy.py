@@ -24,6 +24,8 @@ import torch
 from bench import payloads
 
 label = "memcpy, warm (limit)"
+differs = "No transport: nothing is said, nothing is checked."
+role = "limit"
 
 ALIGNMENT = 64
 ROTATE_SIZES = range(64 * payloads.KIB, 4 * payloads.MIB)
@@ -31,7 +33,7 @@ ROTATE_OVER = 64 * payloads.MIB
 
 
 class Mapping:
-    def __init__(self, place: str, side: str, load: str) -> None:
+    def __init__(self, place: str, side: str, load: str, depth: int) -> None:
         template = payloads.make(load)
         pieces = [payloads.raw(t).tobytes() for t in payloads.leaves(template)]
         pieces.append(msgspec.msgpack.encode(template, enc_hook=lambda tensor: None))
@@ -41,7 +43,7 @@ class Mapping:
         self.address = self.source.data_ptr()
         self.size = self.source.numel()
         rotates = side != "both" and self.size in ROTATE_SIZES
-        places = max(1, ROTATE_OVER // self.size) if rotates else 1
+        places = max(depth, ROTATE_OVER // self.size if rotates else 1)
         total = places * self.size
         self.owner = side != "get"
         self.segment = SharedMemory(f"{place}-memcpy", create=self.owner, size=total if self.owner else 0)
@@ -63,8 +65,8 @@ class Mapping:
             self.segment.unlink()
 
 
-def open(place: str, side: str, load: str) -> Mapping:
-    return Mapping(place, side, load)
+def open(place: str, side: str, load: str, depth: int) -> Mapping:
+    return Mapping(place, side, load, depth)
 
 
 def put(end: Mapping, data: Any) -> int:

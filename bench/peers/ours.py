@@ -8,21 +8,24 @@ from typing import Any
 from omni_fastshm import SharedMemoryConnector
 
 label = "omni_fastshm"
+role = "ours"
 
 FROM, TO = "thinker", "talker"
 Note = tuple[str, dict[str, Any]]
 
 
 class End:
-    def __init__(self, place: str) -> None:
-        self.connector = SharedMemoryConnector({"namespace": place})
+    """A connector and the request ids of its messages, the same on both ends."""
+
+    def __init__(self, place: str, **settings: Any) -> None:
+        self.connector = SharedMemoryConnector({"namespace": place, **settings})
         self.requests = map("chatcmpl-{:012d}".format, itertools.count())
 
     def close(self) -> None:
         self.connector.close()
 
 
-def open(place: str, side: str, load: str) -> End:
+def open(place: str, side: str, load: str, depth: int) -> End:
     return End(place)
 
 

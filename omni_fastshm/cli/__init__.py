@@ -15,10 +15,14 @@ __all__ = ["main"]
 
 # Sub-command -> module and help line; a module has add_arguments(parser) and main(arguments) -> exit status.
 _COMMANDS = {
+    "bench": ("omni_fastshm.cli.bench", "measure this library beside its peers; from a checkout of the project"),
     "ls": ("omni_fastshm.cli.ls", "list the segments on the shm mount, with owners, payloads and readers"),
     "reap": ("omni_fastshm.cli.reap", "take away what dead processes left on the shm mount"),
     "mooncake": ("omni_fastshm.cli.mooncake", "start a Mooncake master, for pipelines on several nodes"),
     "run": ("omni_fastshm.cli.run", "run a pipeline on real input and show what crossed its edges"),
+    "plan": ("omni_fastshm.cli.plan", "say how much memory a pipeline needs, and how to give it"),
+    "simulate": ("omni_fastshm.cli.simulate", "replay traffic against a pipeline's rings, in virtual time"),
+    "top": ("omni_fastshm.cli.top", "watch a running namespace: rings, rates, waiting puts, readers, the dead"),
     "validate": ("omni_fastshm.cli.validate", "check a pipeline's file and show its edges"),
 }
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["Open", "tell_dropped"]
@@ -40,6 +40,9 @@ class Open:
             from multiprocessing.util import Finalize
 
             Finalize(None, self._close_all, exitpriority=10)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._connectors))
 
     def discard(self, connector: Any) -> None:
         """It is closed."""

@@ -56,6 +56,7 @@ class Ledger:
         self._line = room.line if shared else deque()  # puts that wait; the first one gets room first
         self._items: dict[str, Item] = {}
         self._used = 0
+        self.peak = 0  # the most that ever was in use
         self._sweep_at = 64
         self.look: Callable[[], None] = lambda: None
         """Finds out what was taken; whoever can look sets it."""
@@ -118,6 +119,8 @@ class Ledger:
             items = self._items
             items[item.nonce] = item
             self._used += size
+            if self._used > self.peak:
+                self.peak = self._used
             self.sweep_due = len(items) >= self._sweep_at
             return True
 

@@ -53,13 +53,19 @@ class Receiver:
         self._gate = gate
         self._namespace = namespace
         self._decode = decode
-        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._leases: dict[int, tuple[weakref.ref[Any], float]] = {}  # with the time they were taken, oldest first
         self._lease_numbers = itertools.count()
 
     @property
     def leases(self) -> int:
         """Received payloads that views live of."""
         return len(self._leases)
+
+    @property
+    def oldest_lease_s(self) -> float:
+        """How long the oldest of them has been there, in seconds; 0 without leases."""
+        since = next((since for _, since in list(self._leases.values())), None)
+        return 0.0 if since is None else time.monotonic() - since
 
     def by_metadata(self, edge: tuple[str, str], request: str, metadata: Metadata, how: How) -> tuple[Any, int] | None:
         """What metadata carries or leads to; `MetadataError` where it does neither."""
@@ -113,7 +119,7 @@ class Receiver:
 
     def _count_lease(self, buffer: Any) -> None:
         leases, number = self._leases, next(self._lease_numbers)
-        leases[number] = weakref.ref(buffer, lambda _: leases.pop(number, None))
+        leases[number] = weakref.ref(buffer, lambda _: leases.pop(number, None)), time.monotonic()
 
     def _fetch(self, item: Item) -> Any:
         """The payload's bytes in memory of this process; None where it is not there."""

@@ -27,6 +27,7 @@ class Account:
 
     live: int = 0
     used: int = 0
+    peak: int = 0  # the most that ever was in use
 
 
 class Entry:
@@ -101,6 +102,7 @@ class Space:
                 self._by_key[entry.key] = entry
             entry.account.live += 1
             entry.account.used += entry.size
+            entry.account.peak = max(entry.account.peak, entry.account.used)
 
     def replaced_by(self, entry: Entry) -> Entry | None:
         """The payload that would have to go if `entry` came in."""

@@ -6,12 +6,15 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from omni_fastshm._meter import Meter
+from omni_fastshm._meter import start as _now
 from omni_fastshm.arrivals import Change
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.errors import (
@@ -22,6 +25,7 @@ from omni_fastshm.errors import (
     MetadataError,
 )
 from omni_fastshm.loans import own_memory
+from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
@@ -50,6 +54,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 _log = logging.getLogger(__name__)
+_open: weakref.WeakSet[InProcessConnector] = weakref.WeakSet()
 
 Answer = tuple[bool, int, Metadata | None]
 _TEXTS = ("process", "host", "namespace", "from_stage", "to_stage", "request_id")
@@ -57,12 +62,7 @@ _TEXTS = ("process", "host", "namespace", "from_stage", "to_stage", "request_id"
 
 @dataclass
 class _Counters:
-    puts: int = 0
-    gets: int = 0
-    bytes_transferred: int = 0
     refused: int = 0
-    errors: int = 0
-    misses: int = 0
     dropped: int = 0
     blocked_s: float = 0.0
 
@@ -73,6 +73,7 @@ class _Ticket:
 
     entry: Entry
     deadline: float
+    began: int
     started: float = field(default_factory=time.monotonic)
 
 
@@ -105,9 +106,11 @@ class InProcessConnector(OmniConnectorBase):
         self._namespace = resolve_namespace(settings["namespace"], key_lookup=self._key_lookup)
         self._account = Account()
         self._counters = _Counters()
+        self._meter = Meter(type(self).__name__, self._namespace)
         self._queue: deque[_Ticket] = deque()
         self._helper: ThreadPoolExecutor | None = None
         self._space: Space = this_process().space(self._namespace)
+        _open.add(self)
 
     # -- put
 
@@ -145,20 +148,30 @@ class InProcessConnector(OmniConnectorBase):
         key: Key = (*check_edge(from_stage, to_stage), request_name(request_id))
         takers = check_consumers(consumers)
         self._check_open("put", key[2])
+        began = _now()
         entry = Entry(key, data, buffer_bytes(data), takers, self._account, self._key_lookup)
         if self._max_bytes is not None and entry.size > self._max_bytes:
-            return _answered(self._refuse(entry, "it can never fit"), wait)
-        ticket = _Ticket(entry, time.monotonic() + self._put_timeout_s)
+            return _answered(self._told(key, began, self._refuse(entry, "it can never fit")), wait)
+        ticket = _Ticket(entry, time.monotonic() + self._put_timeout_s, began)
         with self._space.changed:
             self._check_open("put", key[2])
             self._queue.append(ticket)
-            if self._may_enter(ticket):
-                return _answered(self._enter(ticket), wait)
-            if wait:
-                return self._wait_for_room(ticket)
-            if self._helper is None:
-                self._helper = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._helper.submit(self._wait_for_room, ticket)
+            answer = self._enter(ticket) if self._may_enter(ticket) else None
+            if answer is None and not wait:
+                if self._helper is None:
+                    self._helper = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+                return self._helper.submit(self._wait_and_tell, ticket)
+        if answer is None:
+            return self._wait_and_tell(ticket)
+        return _answered(self._told(key, began, answer), wait)
+
+    def _wait_and_tell(self, ticket: _Ticket) -> Answer:
+        return self._told(ticket.entry.key, ticket.began, self._wait_for_room(ticket))
+
+    def _told(self, key: Key, began: int, answer: Answer) -> Answer:
+        # Not under the lock: an observer may take its time.
+        self._meter.sent(began, key[:2], key[2], answer)
+        return answer
 
     def _may_enter(self, ticket: _Ticket) -> bool:
         if self._queue[0] is not ticket:
@@ -174,8 +187,6 @@ class InProcessConnector(OmniConnectorBase):
         entry = ticket.entry
         self._queue.remove(ticket)
         self._space.add(entry)
-        self._counters.puts += 1
-        self._counters.bytes_transferred += entry.size
         self._space.tell(entry.key)
         return True, entry.size, self._metadata(entry)
 
@@ -206,6 +217,7 @@ class InProcessConnector(OmniConnectorBase):
             entry.size,
             max(0, limit - self._account.used),
             limit,
+            extra=log_fields(entry.key[:2], entry.key[2], entry.size),
         )
         return False, 0, None
 
@@ -265,6 +277,18 @@ class InProcessConnector(OmniConnectorBase):
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False")
         check_device(device)
         self._check_open("get", key[2])
+        began = _now()
+        try:
+            found = self._get(key, metadata, wait_s, copy, device)
+        except Exception:
+            self._meter.failed("get", began, key[:2], key[2])
+            raise
+        self._meter.got(began, key[:2], key[2], found)
+        return found
+
+    def _get(
+        self, key: Key, metadata: Metadata | None, wait_s: float | None, copy: bool | None, device: Any
+    ) -> tuple[Any, int] | None:
         number = self._number_of(key, metadata)
         deadline = None if wait_s is None else time.monotonic() + wait_s
         entry = self._claim(key, number, deadline)
@@ -278,12 +302,9 @@ class InProcessConnector(OmniConnectorBase):
         except BaseException:
             with self._space.changed:
                 self._space.give_back(entry)
-                self._counters.errors += 1
             raise
         with self._space.changed:
             self._space.done(entry)
-            self._counters.gets += 1
-            self._counters.bytes_transferred += entry.size
         return result, entry.size
 
     async def aget(
@@ -311,7 +332,7 @@ class InProcessConnector(OmniConnectorBase):
                 left = None if deadline is None else deadline - time.monotonic()
                 if found is not None or metadata is not None or (left is not None and left <= 0):
                     return found
-                self._counters.misses -= 1  # all looks of one call are one miss at most
+                self._meter.forget_misses(key[:2], 1)  # all looks of one call are one miss at most
                 await asyncio.wait([change.future], timeout=left)
             finally:
                 change.future.cancel()
@@ -331,7 +352,6 @@ class InProcessConnector(OmniConnectorBase):
                     return entry
                 left = None if deadline is None else deadline - time.monotonic()
                 if number is not None or (left is not None and left <= 0):
-                    self._counters.misses += 1
                     return None
                 self._space.changed.wait(left)
 
@@ -353,20 +373,14 @@ class InProcessConnector(OmniConnectorBase):
 
     def _number_of(self, key: Key, metadata: Any) -> int | None:
         """The number of the payload that `metadata` stands for; None where there is no metadata."""
-        try:
-            if metadata is not None:
-                return self._checked(key, metadata)
-            if not self._key_lookup:
-                raise _metadata_error(
-                    key,
-                    "get needs the metadata that put returned, because this connector was built without "
-                    "key_lookup: true",
-                )
-            return None
-        except MetadataError:
-            with self._space.changed:
-                self._counters.errors += 1
-            raise
+        if metadata is not None:
+            return self._checked(key, metadata)
+        if not self._key_lookup:
+            raise _metadata_error(
+                key,
+                "get needs the metadata that put returned, because this connector was built without key_lookup: true",
+            )
+        return None
 
     def _checked(self, key: Key, metadata: Any) -> int:
         inner = metadata.get("in_process") if isinstance(metadata, Mapping) else None
@@ -422,21 +436,21 @@ class InProcessConnector(OmniConnectorBase):
             "status": ("closed" if self._closed else "ok") if here else "forked",
             "connector": type(self).__name__,
             "namespace": self._namespace,
-            "puts": counters.puts,
-            "gets": counters.gets,
-            "bytes_transferred": counters.bytes_transferred,
+            **meter_figures(self._meter),
             "inline_writes": 0,
             "inline_fallbacks": 0,
             "shm_writes": 0,
+            "own_segment_writes": 0,
             "refused": counters.refused,
-            "errors": counters.errors,
             "blocked_s": counters.blocked_s,
             "live_blocks": self._account.live,
             "leases": 0,
-            "misses": counters.misses,
+            "oldest_lease_s": 0.0,
+            "long_leases": [],
             "dropped": counters.dropped,
             "used_bytes": self._account.used,
             "capacity_bytes": sys.maxsize if self._max_bytes is None else self._max_bytes,
+            "high_water_bytes": self._account.peak,
             "pinned_bytes": 0,
         }
 
@@ -460,6 +474,8 @@ class InProcessConnector(OmniConnectorBase):
         tell_dropped(dropped, self._namespace)
         if self._helper is not None:
             self._helper.shutdown(wait=False)
+        _open.discard(self)
+        tell_closed(self, self._meter, self.health())
 
     def _linger(self) -> None:
         deadline = time.monotonic() + self._linger_s

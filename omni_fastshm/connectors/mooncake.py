@@ -10,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from omni_fastshm import codec
+from omni_fastshm._meter import Meter
+from omni_fastshm._meter import start as _now
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.errors import ConfigError, ConnectorClosed
 from omni_fastshm.loans import own_memory
+from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.settings import (
     check_consumers,
     check_device,
@@ -71,6 +74,7 @@ class MooncakeConnector(OmniConnectorBase):
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
         self._count = _Counters()
+        self._meter = Meter(type(self).__name__, self.namespace)
         self._session = open_session(
             endpoint, setup_timeout_s=settings["setup_timeout_s"], get_timeout_s=settings["get_timeout_s"]
         )
@@ -108,26 +112,24 @@ class MooncakeConnector(OmniConnectorBase):
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if not wait:
             return self._helper().submit(self.put, *edge, request, data, consumers=takers)
-        count = self._count
+        began = _now()
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
+            size: int = plan.size
+            answer: tuple[bool, int, Metadata | None] = False, 0, None
+            if size < self._inline_below:
+                answer = True, size, {"inline_bytes": plan.to_bytes(), "size": size}
+            else:
+                item, code = self._sender.send(edge, request, takers, plan)
+                if code == OK:
+                    answer = True, size, metadata_of(item, self.namespace)
+                else:
+                    self._say_refused(item, code)
         except Exception:
-            count.errors += 1
+            self._meter.failed("put", began, edge, request)
             raise
-        size: int = plan.size
-        if size < self._inline_below:
-            metadata: Metadata = {"inline_bytes": plan.to_bytes(), "size": size}
-            count.inline += 1
-        else:
-            item, code = self._sender.send(edge, request, takers, plan)
-            if code != OK:
-                self._say_refused(item, code)
-                return False, 0, None
-            metadata = metadata_of(item, self.namespace)
-            count.stored += 1
-        count.puts += 1
-        count.bytes += size
-        return True, size, metadata
+        self._meter.sent(began, edge, request, answer)
+        return answer
 
     def _helper(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -161,6 +163,7 @@ class MooncakeConnector(OmniConnectorBase):
             endpoint.segment,
             endpoint.master,
             why,
+            extra=log_fields(item.edge, item.request, item.size),
         )
 
     # -- get
@@ -186,6 +189,7 @@ class MooncakeConnector(OmniConnectorBase):
             check_device(device)
         wait_s = check_timeout(timeout)
         how = How(copy, device)
+        began = _now()
         try:
             if metadata is None:
                 found = self._receiver.by_key(edge, request, wait_s, how)
@@ -195,13 +199,9 @@ class MooncakeConnector(OmniConnectorBase):
             self._say_failed(edge, request, error.code)
             found = None
         except Exception:
-            self._count.errors += 1
+            self._meter.failed("get", began, edge, request)
             raise
-        if found is None:
-            self._count.misses += 1
-        else:
-            self._count.gets += 1
-            self._count.bytes += found[1]
+        self._meter.got(began, edge, request, found)
         return found
 
     def _say_failed(self, edge: tuple[str, str], request: str, code: int) -> None:
@@ -216,6 +216,7 @@ class MooncakeConnector(OmniConnectorBase):
             *edge,
             self._session.endpoint.master,
             describe_code(code),
+            extra=log_fields(edge, request, 0),
         )
 
     # -- the rest
@@ -234,7 +235,7 @@ class MooncakeConnector(OmniConnectorBase):
 
     def health(self) -> dict[str, Any]:
         if self._final is not None:
-            return {**self._final, "leases": self._receiver.leases}
+            return {**self._final, **self._lease_figures()}
         return self._figures(self._status())
 
     def _status(self) -> str:
@@ -251,32 +252,36 @@ class MooncakeConnector(OmniConnectorBase):
 
     def _figures(self, status: str) -> dict[str, Any]:
         count, ledger, endpoint = self._count, self._ledger, self._session.endpoint
+        figures = meter_figures(self._meter)
         return {
             "status": status,
             "connector": type(self).__name__,
             "namespace": self.namespace,
-            "puts": count.puts,
-            "gets": count.gets,
-            "bytes_transferred": count.bytes,
-            "inline_writes": count.inline,
+            **figures,
+            "inline_writes": self._meter.inline,
+            "inline_fallbacks": 0,
             "shm_writes": 0,
-            "store_writes": count.stored,
+            "own_segment_writes": 0,
+            "store_writes": self._meter.puts - self._meter.inline,
             "refused": count.refused,
-            "errors": count.errors,
-            "misses": count.misses,
+            "errors": figures["errors"] + count.errors,
             "dropped": count.dropped,
             "producer_gone": count.producer_gone,
             "master_lost": count.master_lost,
             "own_memory_reads": self._receiver.own_memory,
             "blocked_s": self._sender.blocked_s,
             "live_blocks": len(ledger),
-            "leases": self._receiver.leases,
             "used_bytes": ledger.used,
+            "high_water_bytes": ledger.peak,
             "capacity_bytes": endpoint.segment if ledger.most is None else ledger.most,
             "pinned_bytes": 0,
             "master": endpoint.master,
             "host": endpoint.host,
+            **self._lease_figures(),
         }
+
+    def _lease_figures(self) -> dict[str, Any]:
+        return {"leases": self._receiver.leases, "oldest_lease_s": self._receiver.oldest_lease_s, "long_leases": []}
 
     def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
         """Plain memory of this process; see `OmniConnectorBase.allocate`. `put` copies it like any other, once."""
@@ -318,6 +323,7 @@ class MooncakeConnector(OmniConnectorBase):
             ledger.retire()
             self._final = self._figures("closed")
             _open.discard(self)
+            tell_closed(self, self._meter, self._final)
             self._session.release()
 
     def _linger(self) -> None:
@@ -338,8 +344,7 @@ class MooncakeConnector(OmniConnectorBase):
 
 class _Counters:
     def __init__(self) -> None:
-        self.puts = self.gets = self.bytes = self.inline = self.stored = self.refused = self.errors = 0
-        self.misses = self.dropped = self.producer_gone = self.master_lost = 0
+        self.refused = self.errors = self.dropped = self.producer_gone = self.master_lost = 0
 
 
 def _disown(connector: MooncakeConnector) -> None:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 from omni_fastshm import _place, codec, janitor, segments
 from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation
+from omni_fastshm._meter import Meter
+from omni_fastshm._meter import start as _now
 from omni_fastshm.arrivals import Arrivals
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.consumer import Consumer
@@ -20,8 +22,10 @@ from omni_fastshm.copiers import Copiers
 from omni_fastshm.directory import leave_directory, open_directory
 from omni_fastshm.errors import ConfigError, ConnectorClosed, FastShmError, ForkedConnector, MetadataError, SegmentError
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
+from omni_fastshm.lease_trace import make_trace
 from omni_fastshm.loans import make_loan
 from omni_fastshm.metadata import check_place, inline_frame
+from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
@@ -135,9 +139,10 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._blocked_s = 0.0  # of producers that were given up
         self._fallbacks = 0
         self._say_again: dict[str, float] = {}  # by reason for falling back: when it may be logged again
-        self._puts = self._gets = self._bytes = self._inline = self._shm = self._refused = self._errors = (
-            self._misses
-        ) = 0
+        self._refused = 0
+        self._high_water = 0  # of producers that were given up
+        self._meter = Meter(type(self).__name__, self.namespace, settings["segment_bytes"])
+        self._trace = make_trace()
         self._decoder = codec.decoder(
             types=self._types, allow_pickle=self._pickle, wire=self._wire, copy_below=settings["copy_below"]
         )
@@ -195,32 +200,30 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _put(
         self, edge: tuple[str, str], request: str, data: Any, takers: int, claims: _Claims | None
     ) -> tuple[bool, int, Metadata | None]:
+        began = _now()
+        answer: tuple[bool, int, Metadata | None] = (False, 0, None)
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
+            size: int = plan.size
+            if size < self.threshold and not self._key_lookup and not plan.external:
+                answer = True, size, {"inline_bytes": plan.to_bytes(), "size": size}
+            else:
+                metadata = self._put_shared(edge, request, plan, takers, claims)
+                if metadata is not None:
+                    answer = True, size, metadata
+                elif self._fallback:
+                    answer = self._put_inline(data, plan)
         except Exception:
-            self._errors += 1
+            self._meter.failed("put", began, edge, request)
             raise
-        size: int = plan.size
-        if size < self.threshold and not self._key_lookup and not plan.external:
-            metadata: Metadata | None = {"inline_bytes": plan.to_bytes(), "size": size}
-            self._inline += 1
-        else:
-            metadata = self._put_shared(edge, request, plan, takers, claims)
-            if metadata is None:
-                return self._put_inline(data, plan) if self._fallback else (False, 0, None)
-            self._shm += 1
-        self._puts += 1
-        self._bytes += size
-        return True, size, metadata
+        self._meter.sent(began, edge, request, answer)
+        return answer
 
     def _put_inline(self, data: Any, plan: codec.Plan) -> tuple[bool, int, Metadata]:
         """Send what found no room inside its metadata."""
         if plan.external:  # loans stay where they are in this plan: another one copies them
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
         metadata = {"inline_bytes": plan.to_bytes(), "size": plan.size}
-        self._inline += 1
-        self._puts += 1
-        self._bytes += plan.size
         return True, plan.size, metadata
 
     def _put_shared(
@@ -237,12 +240,12 @@ class SharedMemoryConnector(OmniConnectorBase):
             if room is None and producer.closed and not self._stopped:  # another thread has just given it up
                 producer, room = self._room_elsewhere(producer, plan)
         except SegmentError as error:
-            self._count_refusal(edge, request, f"errno {error.errno}", str(error))
+            self._count_refusal(edge, request, plan.size, f"errno {error.errno}", str(error))
             return None
         if room is None:
             if self._stopped:
                 self._refuse("put")
-            self._count_refusal(edge, request, *self._why_no_room(producer, plan))
+            self._count_refusal(edge, request, plan.size, *self._why_no_room(producer, plan))
             return None
         if self._copiers is None or plan.frame_size < _THREADS_FROM:
             plan.pack_into(room.address)
@@ -292,11 +295,12 @@ class SharedMemoryConnector(OmniConnectorBase):
             f"its names are removed from {segments.MOUNT} by somebody else", errno=errno.ENOENT, op="put"
         )
 
-    def _count_refusal(self, edge: tuple[str, str], request: str, reason: str, message: str) -> None:
+    def _count_refusal(self, edge: tuple[str, str], request: str, size: int, reason: str, message: str) -> None:
         """Count and log a payload that found no room; with a fallback not each one, but each kind of reason."""
         if not self._fallback:
             self._refused += 1
-            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, message)
+            fields = log_fields(edge, request, size)
+            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, message, extra=fields)
             return
         self._fallbacks += 1
         now = time.monotonic()
@@ -309,6 +313,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 message,
                 self._fallbacks,
                 _SAY_AGAIN_S,
+                extra=log_fields(edge, request, size),
             )
 
     def _why_no_room(self, producer: Producer, plan: codec.Plan) -> tuple[str, str]:
@@ -379,19 +384,16 @@ class SharedMemoryConnector(OmniConnectorBase):
             check_device(device)
         if timeout != 0 or isinstance(timeout, bool):
             timeout = check_timeout(timeout)
+        began = _now()
         try:
             if metadata is None:
                 found = self._get_by_key(edge, request, timeout, copy, device)
             else:
                 found = self._get_by_metadata(edge, request, metadata, copy, device)
         except Exception:
-            self._errors += 1
+            self._meter.failed("get", began, edge, request)
             raise
-        if found is None:
-            self._misses += 1
-        else:
-            self._gets += 1
-            self._bytes += found[1]
+        self._meter.got(began, edge, request, found)
         return found
 
     async def aget(
@@ -420,7 +422,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 misses += 1
                 await arrivals.wait(functools.partial(self._there, arrivals.directory, *key), seen, left)
         finally:
-            self._misses -= misses  # all looks of one call are one miss at most
+            self._meter.forget_misses(edge, misses)  # all looks of one call are one miss at most
 
     def _there(self, directory: Directory, edge_id: int, hashed: tuple[int, int]) -> bool:
         try:
@@ -536,7 +538,10 @@ class SharedMemoryConnector(OmniConnectorBase):
                 return None
             _check_lease(lease, edge, request, size)
             if not lease.brief:
-                return self._decode_and_take(lease, copy, device)
+                found = self._decode_and_take(lease, copy, device)
+                if self._trace is not None and found is not None:
+                    self._trace.note(inbox, block, sequence, edge, request, lease)
+                return found
             try:
                 return self._decode_and_take(lease, True, device)
             finally:
@@ -562,7 +567,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         try:
             directory = self._sound_directory() or self._open_directory(make=False)
         except FastShmError as error:  # no descriptor left, or not our directory: there is nothing to reach through it
-            logger.warning("cleanup of request %r reached nobody: %s", request, str(error))
+            fields = {"request_id": request}
+            logger.warning("cleanup of request %r reached nobody: %s", request, str(error), extra=fields)
             return
         if directory is not None:
             for inbox in self._consumer.producers(directory, self.namespace):
@@ -572,8 +578,9 @@ class SharedMemoryConnector(OmniConnectorBase):
 
     def health(self) -> dict[str, Any]:
         if self._final is not None:
-            return {**self._final, "leases": self._consumer.leases}
+            return {**self._final, **self._lease_figures()}
         live = used = capacity = 0
+        high = max([self._high_water, *(each.outbox.ring.peak for each in self._producers())])
         if not self._stopped:
             self._close_lost()
             for producer in self._producers():
@@ -586,22 +593,27 @@ class SharedMemoryConnector(OmniConnectorBase):
             "status": "closed" if self._stopped else "ok",
             "connector": "SharedMemoryConnector",
             "namespace": self.namespace,
-            "puts": self._puts,
-            "gets": self._gets,
-            "bytes_transferred": self._bytes,
-            "inline_writes": self._inline,
+            **meter_figures(self._meter),
+            "inline_writes": self._meter.inline,
             "inline_fallbacks": self._fallbacks,
-            "shm_writes": self._shm,
+            "shm_writes": self._meter.puts - self._meter.inline,
+            "own_segment_writes": self._meter.large,
             "refused": self._refused,
-            "errors": self._errors,
-            "misses": self._misses,
             "dropped": self._dropped,
             "blocked_s": self._blocked_s + sum(producer.blocked_s for producer in self._producers()),
             "live_blocks": live,
-            "leases": self._consumer.leases,
             "used_bytes": used,
             "capacity_bytes": capacity,
+            "high_water_bytes": high,
             "pinned_bytes": 0,
+            **self._lease_figures(),
+        }
+
+    def _lease_figures(self) -> dict[str, Any]:
+        return {
+            "leases": self._consumer.leases,
+            "oldest_lease_s": self._consumer.oldest_lease_s,
+            "long_leases": [] if self._trace is None else self._trace.long_leases(),
         }
 
     def close(self) -> None:
@@ -644,6 +656,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._producer = self._directory = None
             self._lost = []
             _open.discard(self)
+            tell_closed(self, self._meter, self._final)
 
     def _make_producer(self) -> Producer:
         with self._lock:
@@ -696,6 +709,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                     self._lost.remove(producer)
                     producer.close(0)
                     self._blocked_s += producer.blocked_s
+                    self._high_water = max(self._high_water, producer.outbox.ring.peak)
 
     def _sound_directory(self) -> Directory | None:
         """The directory in use; one whose name somebody removed is left for a new one, to find the others again."""

@@ -35,7 +35,7 @@ def test_a_look_that_missed_both_is_made_again(ends: tuple[Any, Any], monkeypatc
         return None
 
     monkeypatch.setattr(consumer.Consumer, "find", find)
-    assert getter.get("a", "b", "k") == (2, producer._bytes // 2)
+    assert getter.get("a", "b", "k") == (2, producer.health()["bytes_transferred"] // 2)
     assert len(looks) == 2
 
 

@@ -1,0 +1,19 @@
+"""iceoryx2, the subscriber asks again and again."""
+
+from __future__ import annotations
+
+from bench import payloads
+from bench.peers._iceoryx2 import Port, get, put
+
+__all__ = ["differs", "get", "label", "open", "own_channel", "put", "requires"]
+
+label = "iceoryx2, spinning"
+differs = "The reader's core is busy while it waits."
+own_channel = True
+requires = ("iceoryx2",)
+
+
+def open(place: str, side: str, load: str, depth: int) -> Port:
+    # Room for the tensors, their alignment, and what msgpack says about everything else.
+    size = payloads.tensor_bytes(payloads.make(load)) + 64 * payloads.KIB
+    return Port(place, side, size, depth, listens=False)

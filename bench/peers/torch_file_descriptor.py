@@ -1,0 +1,15 @@
+"""torch.multiprocessing, strategy file_descriptor."""
+
+from __future__ import annotations
+
+from bench.peers._torch_sharing import Sharing, get, put
+
+__all__ = ["differs", "get", "label", "one_process", "open", "put"]
+
+label = "torch.multiprocessing, file_descriptor"
+differs = "Each tensor is a new file of fresh pages, its descriptor sent by a thread of the sender."
+one_process = False
+
+
+def open(place: str, side: str, load: str, depth: int) -> Sharing:
+    return Sharing("file_descriptor", depth)

@@ -1,0 +1,196 @@
+"""``omni-fastshm simulate``: replay traffic against the rings of a pipeline, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omni_fastshm.cli.load import add_load_arguments, loads_of, size
+from omni_fastshm.cli.text import count, human_bytes, human_seconds, printable, table
+from omni_fastshm.config import OmniTransferConfig, load_omni_transfer_config
+from omni_fastshm.errors import ConfigError
+from omni_fastshm.simulation import COLUMNS, Arrival, RingResult, arrivals_of, read_trace, simulate
+from omni_fastshm.sizing import Load, make_plan
+
+__all__ = ["add_arguments", "main"]
+
+FORMAT = 1  # of the JSON; changes when a key changes its meaning or goes
+
+_NOTE = """examples:
+  omni-fastshm simulate pipeline.yaml --rps 20 --hold-ms 120 --payload 28.7MB --burst 8 --seconds 600
+  omni-fastshm simulate pipeline.yaml --trace arrivals.jsonl --plot occupancy.png
+
+A line of a trace is {"t": 0.25, "edge": ["thinker", "talker"], "bytes": 28700000, "hold_s": 0.12}. Settings are those
+of the file; what it leaves open is planned as `omni-fastshm plan` does it. Exit status: 0; 1 where something cannot be
+read.
+"""
+_STEPS = " ▁▂▃▄▅▆▇█"
+_Rings = dict[tuple[str, tuple[str, ...]], dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this sub-command.
+
+    Args:
+        parser: the sub-command's parser.
+    """
+    parser.epilog = _NOTE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_load_arguments(parser, required=False)
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="JSON lines to replay instead of made-up arrivals")
+    parser.add_argument("--seconds", metavar="S", type=float, default=60.0, help="of made-up arrivals (default 60)")
+    parser.add_argument(
+        "--arrivals", choices=("poisson", "even"), default="poisson", help="at random moments, or evenly"
+    )
+    parser.add_argument("--hold", choices=("fixed", "exponential"), default="fixed", help="how --hold-ms is meant")
+    parser.add_argument("--seed", type=int, default=0, help="the same gives the same arrivals (default 0)")
+    parser.add_argument("--max-bytes", metavar="SIZE", type=_size, help="instead of the file's, for all rings")
+    parser.add_argument("--segment-bytes", metavar="SIZE", type=_size, help="instead of the file's, for all rings")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw occupancy and refusals (needs matplotlib)")
+
+
+def _size(text: str) -> int:
+    try:
+        number = size(text)
+    except (ValueError, KeyError):
+        number = 0
+    if number < 4096:
+        raise argparse.ArgumentTypeError(f"{text!r:.20} is no size from 4096 bytes on")
+    return number
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Replay and print what happened.
+
+    Args:
+        arguments: as `add_arguments` defines them.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: the file, the trace or a value cannot be used.
+    """
+    config = load_omni_transfer_config(arguments.config)
+    trace, loads = _trace(config, arguments)
+    rings = _rings(config, loads, arguments)
+    if not rings:
+        raise ConfigError(f"{arguments.config}: no payload of these sizes goes through shared memory")
+    seconds = arguments.seconds if arguments.trace is None else max((each.t for each in trace), default=0.0)
+    results = simulate(rings, trace, seconds)
+    if arguments.plot is not None:
+        _plot(results, seconds, arguments.plot)
+    if arguments.json:
+        rows = [
+            {**asdict(each), "segment_bytes": s["segment_bytes"]}
+            for each, s in zip(results, rings.values(), strict=True)
+        ]
+        print(json.dumps({"format": FORMAT, "seconds": seconds, "rings": rows}, indent=2))
+    else:
+        print("\n".join(_lines(results, rings, seconds)))
+    return 0
+
+
+def _trace(
+    config: OmniTransferConfig, arguments: argparse.Namespace
+) -> tuple[list[Arrival], dict[tuple[str, str], Load]]:
+    if arguments.trace is None:
+        if not 0 < arguments.seconds <= 1e7:
+            raise ConfigError(f"--seconds: {arguments.seconds:g} is no time from 0 to 10,000,000")
+        loads = loads_of(config, arguments)
+        expected = sum(load.per_s for load in loads.values()) * arguments.seconds
+        if expected > 5e6:
+            raise ConfigError(f"{expected:.0f} arrivals are too many to replay: give fewer --seconds")
+        made = arrivals_of(loads, arguments.seconds, kind=arguments.arrivals, hold=arguments.hold, seed=arguments.seed)
+        return list(made), loads
+    trace = read_trace(arguments.trace)
+    unknown = sorted({arrival.edge for arrival in trace} - set(config.edges))
+    if unknown:
+        raise ConfigError(f"{arguments.trace}: {arguments.config} has no edge {' -> '.join(unknown[0])}")
+    return trace, _loads_in(config, trace)
+
+
+def _loads_in(config: OmniTransferConfig, trace: list[Arrival]) -> dict[tuple[str, str], Load]:
+    """What a trace holds, on average, for planning what the file leaves open."""
+    seconds = max((arrival.t for arrival in trace), default=0.0) or 1.0
+    loads = {}
+    for edge in config.edges:
+        here = [arrival for arrival in trace if arrival.edge == edge]
+        number = max(len(here), 1)
+        hold = sum(arrival.hold_s for arrival in here) / number
+        loads[edge] = Load(len(here) / seconds, hold, max((arrival.size for arrival in here), default=0))
+    return loads
+
+
+def _rings(config: OmniTransferConfig, loads: Mapping[tuple[str, str], Load], arguments: argparse.Namespace) -> _Rings:
+    rings: _Rings = {}
+    for ring in make_plan(config, loads, risk=arguments.risk).rings:
+        settings = {**ring.settings, **ring.configured}
+        if arguments.max_bytes is not None:
+            settings["max_bytes"] = arguments.max_bytes
+        if arguments.segment_bytes is not None:
+            settings["segment_bytes"] = arguments.segment_bytes
+        rings[ring.from_stage, ring.to_stages] = settings
+    return rings
+
+
+def _lines(results: list[RingResult], rings: _Rings, seconds: float) -> list[str]:
+    lines = [f"{human_seconds(seconds)} of traffic"]
+    for result, settings in zip(results, rings.values(), strict=True):
+        lines += [
+            "",
+            f"ring of {printable(result.from_stage)}: max_bytes {human_bytes(result.max_bytes)}, segments of "
+            f"{human_bytes(settings['segment_bytes'])}; at most {human_bytes(result.high_water)} in use, "
+            f"{human_bytes(result.high_capacity)} in segments",
+            f"  in use   |{_bar(result.occupancy, result.max_bytes)}|",
+        ]
+        if any(result.refusals):
+            lines.append(f"  refused  |{_bar(result.refusals, max(result.refusals))}|")
+        rows = [["TO", "PUTS", "WAITED", "LONGEST WAIT", "REFUSED"]]
+        for to, edge in sorted(result.edges.items()):
+            waited = f"{edge.waited} ({edge.waited / edge.puts:.2%})" if edge.waited else "0"
+            longest = human_seconds(edge.longest_wait_s) if edge.waited else "-"
+            rows.append([printable(to), str(edge.puts), waited, longest, str(edge.refused)])
+        lines += [f"  {line}" for line in table(rows)]
+    refused = sum(edge.refused for result in results for edge in result.edges.values())
+    return [*lines, "", f"{count(refused, 'payload')} refused" if refused else "nothing refused"]
+
+
+def _bar(values: list[int], full: int) -> str:
+    return "".join(
+        _STEPS[0 if not value else max(1, min(round(value / full * (len(_STEPS) - 1)), len(_STEPS) - 1))]
+        for value in values
+    )
+
+
+def _plot(results: list[RingResult], seconds: float, path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "--plot: matplotlib is not installed; pip install 'omni-fastshm[plot]' brings it", op="simulate"
+        ) from None
+    figure = Figure(figsize=(9, 2.6 * len(results)), layout="constrained")
+    step = seconds / COLUMNS
+    times = [index * step for index in range(COLUMNS)]
+    for number, result in enumerate(results):
+        axes = figure.add_subplot(len(results), 1, number + 1)
+        axes.step(times, [value / 2**20 for value in result.occupancy], where="post", label="most in use")
+        axes.axhline(result.max_bytes / 2**20, linestyle="--", color="grey", label="max_bytes")
+        if any(result.refusals):
+            other = axes.twinx()
+            other.bar(times, result.refusals, width=step, align="edge", alpha=0.4, color="red")
+            other.set_ylabel("refused")
+        axes.set_title(f"ring of {result.from_stage}")
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("MiB")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="lower right")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot: {path} cannot be written: {error}") from None

@@ -1,0 +1,173 @@
+"""`omni-fastshm simulate`: virtual rings do what real ones do."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.child import environment
+
+from omni_fastshm import codec
+from omni_fastshm.cli import main
+from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
+from omni_fastshm.errors import ConfigError
+from omni_fastshm.simulation import Arrival, SimulatedRing, arrivals_of, read_trace, simulate
+from omni_fastshm.sizing import Load
+
+MIB = 1 << 20
+EDGE = ("a", "b")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_as_a_real_ring(connect: Any, seed: int) -> None:
+    """The same puts and releases, in the same order: the same refusals, bytes in use and segments."""
+    chance = random.Random(seed)
+    largest = chance.choice([200_000, 400_000, 1_500_000])
+    segment, limit = chance.choice([256 << 10, MIB]), chance.choice([2 * MIB, 3 * MIB])
+    real = connect(SharedMemoryConnector, segment_bytes=segment, max_bytes=limit, put_timeout_s=0, idle_segment_s=1e6)
+    model = SimulatedRing(segment, limit, 1e6)
+    live: list[tuple[Any, tuple[int, int], int]] = []
+    refused = 0
+    for number in range(400):
+        if live and chance.random() < 0.42:
+            place, size = live.pop(chance.randrange(len(live)))[1:]
+            model.give(place, size)
+            real._producer.outbox.sweep()  # the model knows at once what is free
+            continue
+        if chance.random() < 0.005:
+            while live:
+                place, size = live.pop()[1:]
+                model.give(place, size)
+            real._producer.outbox.sweep()
+        data = np.zeros(chance.randrange(65_536, largest), np.uint8)
+        ok, size, metadata = real.put(*EDGE, number, data)
+        assert not ok or size == codec.plan(data).size
+        size = codec.plan(data).size
+        model.prepare(size, 0.0)
+        place = model.take(size, 0.0) if model.can_fit(size) else None
+        assert (place is not None) == ok, f"step {number}"
+        refused += not ok
+        if place is not None:
+            live.append((real.get(*EDGE, number, metadata), place, size))
+        producer = real._producer
+        assert (producer.outbox.ring.used, producer.capacity) == (model.ring.used, model.capacity), f"step {number}"
+    assert refused > 3, "the limit was never reached"
+    assert real.health()["high_water_bytes"] == model.ring.peak
+    live.clear()
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"segment_bytes": 128, "max_bytes": 128, "put_timeout_s": 5.0, "idle_segment_s": 2.0, **changes}
+
+
+def test_waiting_and_refusing() -> None:
+    trace = [Arrival(0.0, EDGE, 64, 1.0), Arrival(0.0, EDGE, 64, 3.0), Arrival(0.5, EDGE, 64, 1.0)]
+    (patient,) = simulate({("a", ("b",)): settings()}, trace)
+    edge = patient.edges["b"]
+    assert (edge.puts, edge.waited, edge.longest_wait_s, edge.refused) == (3, 1, 0.5, 0)
+    assert (patient.high_water, patient.high_capacity) == (128, 128)
+    (hasty,) = simulate({("a", ("b",)): settings(put_timeout_s=0.25)}, trace)
+    assert (hasty.edges["b"].puts, hasty.edges["b"].refused) == (2, 1)
+    assert sum(hasty.refusals) == 1
+    (never,) = simulate({("a", ("b",)): settings(put_timeout_s=0.0)}, [Arrival(0.0, EDGE, 129, 1.0)])
+    assert never.edges["b"].refused == 1
+
+
+def test_first_come_first_served() -> None:
+    """A small one behind a large one that waits waits as well."""
+    trace = [Arrival(0.0, EDGE, 64, 2.0), Arrival(1.0, EDGE, 128, 1.0), Arrival(1.1, ("a", "c"), 64, 1.0)]
+    (result,) = simulate({("a", ("b", "c")): settings()}, trace)
+    assert result.edges["b"].longest_wait_s == 1.0
+    assert result.edges["c"].longest_wait_s == pytest.approx(1.9)
+
+
+def test_one_that_gives_up_lets_the_next_in() -> None:
+    trace = [Arrival(0.0, EDGE, 64, 9.0), Arrival(1.0, EDGE, 128, 1.0), Arrival(3.0, EDGE, 64, 1.0)]
+    (result,) = simulate({("a", ("b",)): settings(put_timeout_s=3.0)}, trace)
+    assert (result.edges["b"].refused, result.edges["b"].longest_wait_s) == (1, 1.0)
+
+
+def test_made_up_arrivals() -> None:
+    load = {EDGE: Load(100.0, 0.1, 1000, burst=5)}
+    even = list(arrivals_of(load, 10.0, kind="even"))
+    assert len(even) == 1000
+    assert len({arrival.t for arrival in even}) == 200
+    first, again = (list(arrivals_of(load, 100.0, hold="exponential", seed=3)) for _ in range(2))
+    assert first == again
+    assert first != list(arrivals_of(load, 100.0, hold="exponential", seed=4))
+    assert len(first) == pytest.approx(10_000, rel=0.1)
+    assert sum(arrival.hold_s for arrival in first) / len(first) == pytest.approx(0.1, rel=0.1)
+    assert list(arrivals_of({EDGE: Load(0.0, 0.1, 1000)}, 10.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 2: Expecting"),
+        ("[]", "must be a JSON object"),
+        ('{"t": 0, "edge": ["a", "b"], "bytes": 1}', "'hold_s' is missing"),
+        ('{"t": 0, "edge": "ab", "bytes": 1, "hold_s": 1}', "edge must be a list of two"),
+        ('{"t": -1, "edge": ["a", "b"], "bytes": 1, "hold_s": 1}', "t must be a number from 0 on"),
+        ('{"t": 0, "edge": ["a", "b"], "bytes": NaN, "hold_s": 1}', "bytes must be a number"),
+        ('{"t": 0, "edge": ["a", "b"], "bytes": true, "hold_s": 1}', "bytes must be a number"),
+    ],
+)
+def test_traces_that_cannot_be_read(tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"t": 0, "edge": ["a", "b"], "bytes": 1, "hold_s": 1}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=f"trace.jsonl, line 2: .*{problem.removeprefix('line 2: ')}"):
+        read_trace(file)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_trace(tmp_path / "none")
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text("stage_args: [{stage_id: a}, {stage_id: b, engine_input_source: [a]}]\n")
+    return path
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], pipeline: Path) -> None:
+    common = ["simulate", str(pipeline), "--rps", "20", "--hold-ms", "100", "--payload", "1MiB", "--seconds", "60"]
+    assert main([*common, "--json"]) == 0
+    (ring,) = json.loads(capsys.readouterr().out)["rings"]
+    assert (ring["edges"]["b"]["refused"], ring["from_stage"]) == (0, "a")
+    assert 2 * MIB < ring["high_water"] <= ring["max_bytes"]
+    assert main(common) == 0
+    out = capsys.readouterr().out
+    assert "nothing refused" in out
+    assert f"{ring['edges']['b']['puts']}" in out
+    assert main([*common, "--burst", "8", "--max-bytes", "4MiB"]) == 0
+    assert "payloads refused" not in capsys.readouterr().out, "they wait up to 5 s"
+    assert main([*common, "--hold-ms", "6000", "--max-bytes", "4MiB"]) == 0
+    assert "payloads refused" in capsys.readouterr().out
+
+
+def test_a_trace_and_a_plot(capsys: pytest.CaptureFixture[str], pipeline: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    trace, plot = tmp_path / "trace.jsonl", tmp_path / "out.png"
+    rows = [{"t": i / 10, "edge": ["a", "b"], "bytes": MIB, "hold_s": 20.0} for i in range(100)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["simulate", str(pipeline), "--trace", str(trace), "--max-bytes", "16MiB", "--plot", str(plot)]
+    done = subprocess.run(  # matplotlib keeps its fonts open
+        [sys.executable, "-m", "omni_fastshm", *arguments, "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    (ring,) = json.loads(done.stdout)["rings"]
+    assert (ring["edges"]["b"]["puts"], ring["edges"]["b"]["refused"]) == (16, 84)
+    assert sum(ring["refusals"]) == 84
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    trace.write_text(json.dumps({**rows[0], "edge": ["b", "a"]}))
+    assert main(arguments) == 1
+    assert "has no edge b -> a" in capsys.readouterr().err
