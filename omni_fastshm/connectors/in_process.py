@@ -487,7 +487,20 @@ class InProcessConnector(OmniConnectorBase):
                 self._space.changed.wait(left)
 
     def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
-        """Plain memory of this process; see `OmniConnectorBase.allocate`."""
+        """Plain memory of this process; see `OmniConnectorBase.allocate`.
+
+        Args:
+            shape: of the tensor or array wanted.
+            dtype: a ``torch.dtype`` gives a tensor, anything NumPy understands gives an array.
+
+        Returns:
+            An uninitialised tensor or array.
+
+        Raises:
+            ConfigError: shape or dtype cannot be used.
+            ConnectorClosed: after `close`.
+            SegmentError: there is not so much memory.
+        """
         self._check_open("allocate", None)
         return own_memory(shape, dtype)
 

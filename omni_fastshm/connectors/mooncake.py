@@ -284,7 +284,20 @@ class MooncakeConnector(OmniConnectorBase):
         return {"leases": self._receiver.leases, "oldest_lease_s": self._receiver.oldest_lease_s, "long_leases": []}
 
     def allocate(self, shape: Sequence[int] | int, dtype: Any) -> Any:
-        """Plain memory of this process; see `OmniConnectorBase.allocate`. `put` copies it like any other, once."""
+        """Plain memory of this process; `put` copies it like any other, once, into the store.
+
+        Args:
+            shape: of the tensor or array wanted.
+            dtype: a ``torch.dtype`` gives a tensor, anything NumPy understands gives an array.
+
+        Returns:
+            An uninitialised tensor or array.
+
+        Raises:
+            ConfigError: shape or dtype cannot be used.
+            ConnectorClosed: after `close`.
+            SegmentError: there is not so much memory.
+        """
         self._gate.check("allocate")
         return own_memory(shape, dtype)
 
