@@ -6,7 +6,9 @@ Here they are put together, with the classes that users register.
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -24,6 +26,10 @@ __all__ = ["COPY_BELOW", "Plan", "decode", "decoder", "plan", "register_type"]
 Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
 
+_CODE = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial),
+    *(types.CodeType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
+)
 _by_class: dict[type, tuple[str, Encode]] = {}
 _by_name: dict[str, tuple[type, Decode]] = {}
 
@@ -89,6 +95,12 @@ def _refusal(cls: type) -> Kind:
                 f"{path} is a subclass of {base.__name__}, which would come back as another type; "
                 f"send {base.__name__}(x), or register it with register_type()",
             )
+    if issubclass(cls, _CODE):
+        return Kind(
+            _codec.KIND_REFUSED,
+            f"code cannot be carried ({path}): send the name of the function, or what it returns; "
+            "the receiver has the code itself",
+        )
     return Kind(
         _codec.KIND_REFUSED,
         f"the class {path} is not known; register it with register_type() on both sides, "

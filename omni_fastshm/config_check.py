@@ -21,7 +21,8 @@ Edge = tuple[str, str]
 _TOP_KEYS = ("stage_args", "stages", "runtime", "connectors", "edges", "base_config", "run")
 _STAGE_KEYS = ("stage_id", "name", "fn", "fn_args", "input_connectors", "output_connectors", "engine_input_source")
 _RUNTIME_KEYS = ("connectors", "edges")
-# Hosts add what they like beside our keys, so only what looks very much like one of ours is refused.
+# Hosts add what they like beside our keys: what looks very much like one of ours is refused; what looks a little like
+# one is a warning at the top, and nothing in a stage, where hosts have `input_sources`.
 _MISSPELT = 0.87
 # Where a key is missing, or nothing but our keys can stand, less likeness is enough.
 _TYPO = 0.7
@@ -150,10 +151,13 @@ class Checker:
 
     def _misspelt(self, entries: Entries, known: tuple[str, ...], where: _Where) -> None:
         for key in entries:
-            if isinstance(key, str) and key not in known:
-                near = get_close_matches(key.lower(), known, n=1, cutoff=_MISSPELT)
-                if near:
-                    self._problem(where.key(key, entries), f"is not a key of ours; did you mean {near[0]!r}?")
+            if not isinstance(key, str) or key in known:
+                continue
+            here = where.key(key, entries)
+            if near := get_close_matches(key.lower(), known, n=1, cutoff=_MISSPELT):
+                self._problem(here, f"is not a key of ours; did you mean {near[0]!r}?")
+            elif known is _TOP_KEYS and (near := get_close_matches(key.lower(), known, n=1, cutoff=_TYPO)):
+                self._warn(here, f"is not a key of ours and is not read; did you mean {near[0]!r}?")
 
     def _name(self, value: Any, where: _Where, what: str) -> str | None:
         try:
@@ -296,7 +300,7 @@ class Checker:
         for side, value in sides.items():
             here = at.key(side, sides)
             if not isinstance(side, str) or not side.startswith(prefix) or side == prefix:
-                self._problem(here, f"the key must be {prefix}ID, such as {prefix}0, not {describe(side)}")
+                self._problem(here, f"the key must be {prefix}ID, {_meant(side, prefix)}, not {describe(side)}")
                 continue
             other = side.removeprefix(prefix)
             edge = (other, name) if prefix == "from_stage_" else (name, other)
@@ -425,6 +429,13 @@ def _instead(entries: Entries, key: str) -> str:
     """A hint at the entry that was perhaps meant to be the missing `key`, or nothing."""
     found = get_close_matches(key, [str(other) for other in entries if other != key], n=1, cutoff=_TYPO)
     return f"; there is {found[0]!r}: did you mean {key!r}?" if found else ""
+
+
+def _meant(side: Any, prefix: str) -> str:
+    """Which key was meant, where the given one has the other stage's id in it; else an example."""
+    stage = re.sub(r"(from|to)_?(stage)?_?|stage_?", "", str(side), count=1)
+    plausible = isinstance(side, (str, int)) and not isinstance(side, bool) and re.fullmatch(r"[\w.-]{1,40}", stage)
+    return f"here {prefix}{stage}" if plausible else f"such as {prefix}0"
 
 
 def find_circle(stages: Iterable[str], edges: Iterable[Edge]) -> list[str]:

@@ -63,6 +63,8 @@ class Consumer:
         self._epoch: int | None = None  # of that directory
         self._left: list[weakref.ref[Inbox]] = []  # let go while leases of them were alive
         self._lock = threading.RLock()
+        self._told: set[tuple[int, str]] = set()
+        self._told_in: int | None = None  # which epoch
 
     def inbox(self, name: str) -> Inbox | None:
         """The producer with that control segment, or None when it is gone."""
@@ -85,7 +87,7 @@ class Consumer:
                 try:
                     inbox = self.inbox(segments.control_name(namespace, endpoint))
                 except FastShmError as error:  # one bad neighbour must not cut off the others
-                    logger.warning("a producer of namespace %s cannot be reached: %s", namespace, str(error))
+                    self._tell(directory.epoch, namespace, endpoint, str(error))
                     epoch = None  # look again next time: it may have been a want of descriptors
                     continue
                 if inbox is not None:
@@ -94,6 +96,15 @@ class Consumer:
             self._directory, self._epoch = directory, epoch
             self.forget_closed()
         return self._all
+
+    def _tell(self, epoch: int, namespace: str, endpoint: int, reason: str) -> None:
+        """Log who cannot be reached, once in an epoch: a get that waits looks many times a second."""
+        if epoch != self._told_in:
+            self._told_in = epoch
+            self._told.clear()
+        if (endpoint, reason) not in self._told:
+            self._told.add((endpoint, reason))
+            logger.warning("a producer of namespace %s cannot be reached: %s", namespace, reason)
 
     def find(
         self, directory: Directory, namespace: str, edge: int, request: tuple[int, int]

@@ -41,7 +41,9 @@ class _Backend:
 
 
 _MOONCAKE = _Backend(
-    "omni_fastshm.connectors.mooncake:MooncakeConnector", "mooncake", "pip install 'omni-fastshm[mooncake]'"
+    "omni_fastshm.connectors.mooncake:MooncakeConnector",
+    "mooncake",
+    "pip install 'omni-fastshm[mooncake]', in a checkout '.[mooncake]'",
 )
 _BUILT_IN: Mapping[str, _Backend] = {
     "SharedMemoryConnector": _Backend("omni_fastshm.connectors.shared_memory:SharedMemoryConnector"),

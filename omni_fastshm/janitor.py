@@ -49,8 +49,9 @@ class Swept:
         alive: control segments of living producers.
         left_alone: by name, why something could not be handled.
         dropped: payloads that nobody had taken in time.
-        freed: bytes of what was removed; data segments that readers still look at give theirs back later and are not
+        freed: bytes of what was removed; segments that readers still look at give theirs back later and are not
             counted.
+        held: bytes of those: they come back when the readers let go.
     """
 
     removed: list[str] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Swept:
     left_alone: dict[str, str] = field(default_factory=dict)
     dropped: int = 0
     freed: int = 0
+    held: int = 0
 
 
 def sweep(namespace: str | None = None, *, force: bool = False, wanted: int | None = None) -> Swept:
@@ -196,8 +198,11 @@ class _Sweep:
         Readers may still have it mapped without looking: the memory goes all the same. Where somebody does look,
         or where nobody knows (`used` is None), that would be his SIGBUS. What has another name as well is not ours.
         """
-        if not used:
-            self.swept.freed += Segment.inspect(fd, name)[1]
+        allocated = Segment.inspect(fd, name)[1]
+        if used:
+            self.swept.held += allocated
+        else:
+            self.swept.freed += allocated
         if not self._dry:
             if cut and used is False and os.fstat(fd).st_nlink == 1:
                 Segment(name, os.dup(fd), False, True).empty()

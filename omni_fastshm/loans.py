@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from omni_fastshm.errors import ConfigError
+from omni_fastshm.errors import ConfigError, SegmentError
 from omni_fastshm.settings import describe
 from omni_fastshm.views import array_view, tensor_view
 
@@ -31,6 +31,21 @@ def make_loan(shape: Any, dtype: Any, lend: Callable[[int], Any]) -> Any:
     if nbytes == 0:
         return plain(sizes, kind)
     return (tensor_view if of_torch else array_view)(lend(nbytes), sizes, kind)
+
+
+def own_memory(shape: Any, dtype: Any) -> Any:
+    """The same in memory of its own, for connectors that lend none.
+
+    Raises:
+        ConfigError: `shape` or `dtype` cannot be used.
+        SegmentError: there is not so much memory.
+    """
+    sizes = check_shape(shape)
+    kind = dtype if is_torch_dtype(dtype) else check_numpy_dtype(dtype)
+    try:
+        return plain(sizes, kind)
+    except (MemoryError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise SegmentError(f"no memory for {describe(sizes)} of {dtype}: {error}", op="allocate") from None
 
 
 def plain(sizes: tuple[int, ...], kind: Any) -> Any:

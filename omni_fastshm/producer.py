@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 import threading
 import time
 import weakref
@@ -57,7 +58,8 @@ class Producer:
         namespace: where it is found.
         directory: the namespace's directory, in use by this endpoint.
         segment_bytes: usual size of a data segment.
-        max_bytes: limit for all data segments; None takes half of what the mount has free, at most 4 GiB.
+        max_bytes: limit for all data segments; None takes half of what the mount has free, what dead producers left
+            included, at most 4 GiB.
         keyed: keep a key table, so that consumers find payloads by edge and request id.
         orphan_ttl_s: how long untaken payloads stay when this process is killed.
         idle_segment_s: how long a data segment beyond the first may be unused before its memory is given back.
@@ -365,7 +367,9 @@ class Producer:
     def _let_taker_end(self) -> None:
         """What it holds on to would be seen after the close. At most one step is left to it."""
         taker = self._taker
-        if taker is not None and taker is not threading.current_thread() and taker.is_alive() and not self._shut_later:
+        if taker is None or taker is threading.current_thread() or self._shut_later or sys.is_finalizing():
+            return
+        if taker.is_alive():
             taker.join(1.0)
 
     def _linger(self, deadline: float) -> None:
@@ -380,8 +384,13 @@ class Producer:
         if self._changing._is_owned():  # type: ignore[attr-defined]  # a signal handler in the middle of our own change
             self._shut_later = True
             return 0
-        with self._changing:
+        # At the interpreter's end the thread that takes memory stands still, perhaps with the lock.
+        held = self._changing.acquire(timeout=0.1 if sys.is_finalizing() else -1)
+        try:
             return self._tear_down()
+        finally:
+            if held:
+                self._changing.release()
 
     def _tear_down(self) -> int:
         """Idempotent: a change that was under way may have to do it once more at its end."""

@@ -62,6 +62,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SIZES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", re.ASCII)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))", re.ASCII)
 _MAX_CONSUMERS = 255
+_PART_LIKENESS = 0.8
 
 
 class _Short(Repr):
@@ -112,7 +113,11 @@ class Setting:
 def nearest(name: Any, known: Sequence[str]) -> str:
     """A hint such as ``"; did you mean 'namespace'?"`` for the known name nearest to `name`, or nothing."""
     by_lower = {text.lower(): text for text in known}
-    found = get_close_matches(str(name).lower(), by_lower, n=1)
+    given = str(name).lower()
+    found = get_close_matches(given, by_lower, n=1)
+    if not found:  # a part of a long name, such as `treshold` for `shm_threshold_bytes`
+        by_part = {part: text for text in reversed(by_lower) for part in text.split("_") if len(part) > 3}
+        found = [by_part[part] for part in get_close_matches(given, by_part, n=1, cutoff=_PART_LIKENESS)]
     return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
 
 

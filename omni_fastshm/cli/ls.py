@@ -74,7 +74,8 @@ def _space(snapshot: Snapshot) -> str:
     memory = sum(each.memory for each in snapshot.endpoints) + sum(each.allocated for each in snapshot.directories)
     free = f"{human_bytes(snapshot.free)} of {human_bytes(snapshot.size)} free" if snapshot.size else "no size limit"
     endpoints = count(len(snapshot.endpoints), "endpoint")
-    return f"{free}; user {snapshot.uid} has {endpoints}, {human_bytes(memory)}"
+    where = "all namespaces" if snapshot.namespace is None else f"namespace {snapshot.namespace}"
+    return f"{free}; user {snapshot.uid}, {where}: {endpoints}, {human_bytes(memory)}"
 
 
 def _endpoints(endpoints: tuple[Endpoint, ...], wide: bool) -> list[str]:

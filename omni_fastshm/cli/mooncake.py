@@ -150,7 +150,8 @@ def _program() -> str:
     found = str(beside) if beside.exists() else shutil.which("mooncake_master")
     if found is None:
         raise ConfigError(
-            "mooncake up: there is no mooncake_master here; it comes with pip install 'omni-fastshm[mooncake]'"
+            "mooncake up: there is no mooncake_master here; it comes with pip install 'omni-fastshm[mooncake]', "
+            "in a checkout '.[mooncake]'"
         )
     return found
 

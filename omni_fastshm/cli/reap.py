@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_as_dict(swept, foreign, arguments.dry_run), indent=2))
     else:
-        print("\n".join(_lines(swept, foreign, arguments.dry_run)))
+        print("\n".join(_lines(swept, foreign, arguments.namespace, dry=arguments.dry_run)))
     return 1 if swept.left_alone else 0
 
 
@@ -66,6 +66,7 @@ def _as_dict(swept: janitor.Swept, foreign: list[inventory.Oddity], dry: bool) -
         "removed": swept.removed,
         "dropped_payloads": swept.dropped,
         "freed_bytes": swept.freed,
+        "held_bytes": swept.held,
         "kept": [
             {"name": each.name, "payloads": each.payloads, "seconds_left": each.seconds_left} for each in swept.kept
         ],
@@ -75,7 +76,7 @@ def _as_dict(swept: janitor.Swept, foreign: list[inventory.Oddity], dry: bool) -
     }
 
 
-def _lines(swept: janitor.Swept, foreign: list[inventory.Oddity], dry: bool) -> list[str]:
+def _lines(swept: janitor.Swept, foreign: list[inventory.Oddity], only: str | None, *, dry: bool) -> list[str]:
     lines = [f"{'would remove' if dry else 'removed'}  {name}" for name in swept.removed]
     lines += [
         f"kept  {each.name}: its producer is dead, but {count(each.payloads, 'payload')} may still be got for "
@@ -88,9 +89,13 @@ def _lines(swept: janitor.Swept, foreign: list[inventory.Oddity], dry: bool) -> 
         f"left alone  {printable(name)}: {printable(reason.removeprefix(f'{name} '))}"
         for name, reason in swept.left_alone.items()
     ]
-    would = "would have been " if dry else ""
-    dropped, names = count(swept.dropped, "payload"), count(len(swept.removed), "name")
-    did = f"{names} {would}removed, {dropped} dropped, {human_bytes(swept.freed)} given back"
+    where = "all namespaces" if only is None else f"namespace {only}"
+    names, dropped, freed = count(len(swept.removed), "name"), count(swept.dropped, "payload"), human_bytes(swept.freed)
+    did = f"{names} removed, {dropped} dropped, {freed} given back"
+    if dry:
+        did = f"would remove {names}, drop {dropped}, give back {freed}"
+    if swept.held:
+        did += f", {human_bytes(swept.held)} more when readers let go"
     rest = f"{len(swept.kept)} kept, {len(swept.alive)} alive, {len(foreign)} of other users skipped"
     problems = f", {len(swept.left_alone)} left alone" if swept.left_alone else ""
-    return [*lines, f"{did}; {rest}{problems}"]
+    return [*lines, f"{where}: {did}; {rest}{problems}"]

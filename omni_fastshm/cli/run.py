@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import sys
 import time
 import traceback
@@ -220,8 +221,13 @@ def _row(edge: EdgeSummary) -> tuple[str, ...]:
         _way(edge.ways),
         *_times(edge, edge.put_us, edge.first_put_us),
         *_times(edge, edge.get_us, edge.first_get_us),
-        "-" if rate is None else f"{rate:.2f}",
+        "-" if rate is None else _rate(rate),
     )
+
+
+def _rate(value: float) -> str:
+    """At least two digits that count: small payloads over a network come to thousandths."""
+    return f"{value:.{max(2, 1 - math.floor(math.log10(value)))}f}"
 
 
 def _way(ways: Mapping[str, int]) -> str:

@@ -93,10 +93,18 @@ class StoreError(Exception):
 
 _CPU_WHEEL = "mooncake-transfer-engine-non-cuda"
 _WHEELS = (_CPU_WHEEL, "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
-_INSTALL = "pip install 'omni-fastshm[mooncake]'"
+_INSTALL = "pip install 'omni-fastshm[mooncake]', in a checkout '.[mooncake]'"
 _LIBRARY = re.compile(r"(lib[\w+.-]+\.so[.\d]*): cannot open shared object file")
 _PACKAGES = {"libibverbs": "libibverbs1", "libnuma": "libnuma1", "libcurl": "libcurl4"}
-_NEEDED = ("setup", "get_buffer", "get_into", "batch_put_from_multi_buffers", "remove_by_regex", "batch_is_exist")
+_NEEDED = (
+    "setup",
+    "get_buffer",
+    "get_into",
+    "put_from",
+    "batch_put_from_multi_buffers",
+    "remove_by_regex",
+    "batch_is_exist",
+)
 
 
 def import_store() -> Any:

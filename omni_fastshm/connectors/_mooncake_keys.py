@@ -27,6 +27,7 @@ _POINTER = struct.Struct("<4sIQQ16s")
 _MAGIC = b"OFM1"
 _NONCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,200}", re.ASCII)  # what `_short` would leave as it is
+_HEX = [f"{n:02x}" for n in range(256)]
 _LONGEST = 200  # longer names become their hash: keys stay readable, and the master's table small
 
 
@@ -68,10 +69,17 @@ class Names:
     def __init__(self, namespace: str) -> None:
         self._prefix = f"omnifs/{namespace}"
         self._numbers = itertools.count(secrets.randbits(64))
+        self._start = -1, ""  # of nonces, by the upper bits of their number
 
     def new_nonce(self) -> str:
         """One that nobody else uses: counted on from a random number of 64 bits."""
-        return f"{next(self._numbers) & 0xFFFFFFFFFFFFFFFF:016x}"
+        number = next(self._numbers)
+        high, low = number >> 16, number & 0xFFFF
+        begun, start = self._start
+        if begun != high:  # formatting a number this long costs as much as all the rest of a key
+            start = f"{high & 0xFFFFFFFFFFFF:012x}"
+            self._start = high, start
+        return f"{start}{_HEX[low >> 8]}{_HEX[low & 255]}"
 
     @staticmethod
     def is_nonce(text: object) -> bool:
@@ -83,7 +91,9 @@ class Names:
         return f"{self._prefix}/probe"
 
     def payload(self, item: Item) -> str:
-        return f"{self._prefix}/p/{_place(item.edge, item.request)}/{item.nonce}"
+        edge, request, nonce, _, _ = item  # each put and get comes by here
+        name = request if request.isalnum() and request.isascii() and len(request) <= _LONGEST else _name(request)
+        return f"{self._prefix}/p/{name}/{_edge_text(*edge)}/{nonce}"
 
     def tokens(self, item: Item) -> list[str]:
         if item.takers == 1:
@@ -101,7 +111,11 @@ class Names:
 
 
 def _place(edge: tuple[str, str], request: str) -> str:
-    return f"{request if _PLAIN.fullmatch(request) else _short(request)}/{_edge_text(*edge)}"
+    return f"{_name(request)}/{_edge_text(*edge)}"
+
+
+def _name(request: str) -> str:
+    return request if _PLAIN.fullmatch(request) else _short(request)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,8 +1,9 @@
-"""What has to be known about the network before the store's client is set up, which says little and holds the GIL."""
+"""What has to be known, and set, before the store's client is set up, which says little and holds the GIL."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import socket
@@ -10,10 +11,28 @@ import sys
 import time
 from collections.abc import Iterator
 
-__all__ = ["is_own_address", "own_address", "quiet_stderr", "split_address", "wait_for_master"]
+__all__ = [
+    "is_own_address",
+    "own_address",
+    "prepare_environment",
+    "quiet_stderr",
+    "split_address",
+    "wait_for_master",
+]
 
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\s]+)):(?P<port>\d{1,5})", re.ASCII)
 _NOISE = ("Logging before InitGoogleLogging", "Local segment descriptor not found")
+
+# Read when the client is imported or the process sets up its first one.
+_VARIABLES = {
+    "MC_LOG_LEVEL": "ERROR",
+    "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # 20 tries of 4 s each would hold the GIL for 90 s
+    "MC_RPC_TIMEOUT_MS": "5000",
+    "MC_HANDSHAKE_CONNECT_TIMEOUT": "3",
+}
+_TRANSFER_TIMEOUT = "MC_TCP_STATUS_TIMEOUT_SEC"
+# Names those that we set: a child process inherits them, and must not take them for the user's.
+_SET_BY_US = "OMNI_FASTSHM_SET_FOR_MOONCAKE"
 
 
 def split_address(text: str) -> tuple[str, int] | None:
@@ -74,8 +93,13 @@ def quiet_stderr() -> Iterator[list[str]]:
     They are written out at the end: only the noise of a set-up that went well is lost.
     """
     lines: list[str] = []
-    sys.stderr.flush()
-    kept = os.dup(2)
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # there is none, or it is closed
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # a daemon has closed it: nobody hears anything
+        yield lines
+        return
     caught = os.memfd_create("mooncake-stderr")
     os.dup2(caught, 2)
     try:
@@ -87,4 +111,15 @@ def quiet_stderr() -> Iterator[list[str]]:
         os.close(caught)
         lines += [line for line in text.splitlines() if line and not any(noise in line for noise in _NOISE)]
         if lines:
-            os.write(2, ("\n".join(lines) + "\n").encode())
+            with contextlib.suppress(OSError):  # a pipe that nobody reads any more
+                os.write(2, ("\n".join(lines) + "\n").encode())
+
+
+def prepare_environment(get_timeout_s: float) -> None:
+    """Set what the client takes from the environment; what the user has set there stays."""
+    ours = set(filter(None, os.environ.get(_SET_BY_US, "").split(",")))
+    for name, value in {**_VARIABLES, _TRANSFER_TIMEOUT: str(math.ceil(get_timeout_s))}.items():
+        if name not in os.environ or name in ours:
+            os.environ[name] = value
+            ours.add(name)
+    os.environ[_SET_BY_US] = ",".join(sorted(ours))

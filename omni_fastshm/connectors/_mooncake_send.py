@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Any
 
 from omni_fastshm import codec
+from omni_fastshm.errors import ConnectorClosed
 
 from ._mooncake_codes import EXISTS, FULL, MASTER_LOST, OK, RETRIED, RPC_FAIL, StoreError
 from ._mooncake_gate import PAUSE_S, Gate, Pauses
@@ -21,6 +21,8 @@ _MOST_PARTS = 1000  # the client refuses 2048 of them
 _TOKEN = bytes(64)
 _PUTS_END_S = 6.0
 _MOST_TURNS = 8  # of producers that put one key at the same time
+
+_Parts = tuple[list[int], list[int], bytes]
 
 
 class Sender:
@@ -41,118 +43,140 @@ class Sender:
         self._names = shelf.names
         self._ledger = shelf.ledger
         self._gate = gate
-        self._inside: set[tuple[int, str]] = set()  # by thread; whoever closes waits for them
 
-    def send(self, item: Item, plan: codec.Plan) -> tuple[Item, int]:
+    def send(self, edge: tuple[str, str], request: str, takers: int, plan: codec.Plan) -> tuple[Item, int]:
         """Put one object into the store; the item as it lies there, and a code.
 
         Args:
-            item: with a fresh nonce; the one that lies there may have another.
+            edge: from and to.
+            request: its id.
+            takers: how many times it can be taken.
             plan: how to serialize the payload.
 
         Raises:
             ConnectorClosed: the connector was closed meanwhile; nothing of this put is left.
         """
-        mark = (threading.get_ident(), item.nonce)
+        # Small steps stand here, not in methods: with caches that other processes keep cold, a call costs 1 to 2 us.
+        session, ledger = self._session, self._ledger
+        # What Item() does, without a call of Python's.
+        size = plan.size
+        item: Item = tuple.__new__(Item, (edge, request, self._names.new_nonce(), size, takers))
+        tried = [item]
+        answer: int | None = None
         try:
-            self._inside.add(mark)
-            return self._send(item, plan)
+            ledger.under_way[item.nonce] = threading.get_ident()
+            if session.lost and not session.master_answers():
+                answer = RPC_FAIL
+                return item, answer
+            deadline = time.monotonic() + self.timeout_s
+            stored = -(-size // 64) * 64  # item.stored
+            if not (ledger.add(item, stored) or self._wait_for_room(item, stored, deadline)):
+                answer = FULL
+                return item, answer
+            # `plan` and `parts` hold the memory that the addresses are in.
+            parts = plan.gather(_DIRECT_FROM)
+            if len(parts[0]) > _MOST_PARTS:
+                parts = plan.gather(plan.frame_size + 1)
+            if takers == 1:
+                code = session.put(self._names.payload(item), parts[0], parts[1], self._shelf.placement)
+            else:
+                code = self._place(item, parts)
+            if code != OK:
+                item, code = self._place_again(tried, code, parts, deadline)
+            if code == OK and self._shelf.key_lookup:
+                code = self._publish(item, deadline)
+            if self._gate.stopped:
+                self._shelf.take_back(item)  # closed meanwhile: nobody would drop it
+                self._gate.check("put")
+            if code == OK and ledger.sweep_due:
+                with contextlib.suppress(StoreError):  # the payload is there, whatever became of earlier ones
+                    self._shelf.sweep()
+            answer = code
+            return item, answer
         except StoreError as error:
-            return item, error.code
+            answer = error.code
+            return item, answer
         finally:
-            self._inside.discard(mark)
+            self._end(tried, answer)
+
+    def _end(self, tried: list[Item], answer: int | None) -> None:
+        """Of a put, however it ends: with a code, or with what a signal handler raised somewhere."""
+        ledger = self._ledger
+        for item in tried:
+            ledger.under_way.pop(item.nonce, None)
+        if answer is None:  # whoever called does not learn what lies there
+            self._shelf.doubt(tried)
+            with contextlib.suppress(StoreError, ConnectorClosed):
+                self._shelf.settle_doubts()
+        if answer != OK:
+            ledger.drop([item.nonce for item in tried])
+            ledger.recount()
 
     def let_end(self) -> None:
         """Wait for puts of other threads that are in the store, for a few seconds: what they put would stay there, for
         nobody would drop it."""
         me, deadline = threading.get_ident(), time.monotonic() + _PUTS_END_S
-        while any(ident != me for ident, _ in tuple(self._inside)) and time.monotonic() < deadline:
+        under_way = self._ledger.under_way
+        while any(ident != me for ident in tuple(under_way.values())) and time.monotonic() < deadline:
             with self._gate.changed:
                 self._gate.changed.wait(PAUSE_S)
 
-    def _send(self, item: Item, plan: codec.Plan) -> tuple[Item, int]:
-        if not self._session.master_answers():
-            return item, RPC_FAIL
-        deadline = time.monotonic() + self.timeout_s
-        if not (self._ledger.reserve_at_once(item.stored) or self._wait_for_room(item, deadline)):
-            return item, FULL
-        code = FULL
-        try:
-            item, code = self._place(item, plan, deadline)
-        finally:
-            if code == OK:
-                self._ledger.add(item)
-            else:
-                self._ledger.give_back(item.stored)
-        if code == OK and self._shelf.key_lookup:
-            code = self._publish(item, deadline)
-        if self._gate.stopped:
-            self._shelf.take_back(item)  # closed meanwhile: nobody would drop it
-            self._gate.check("put")
-        if code == OK and self._ledger.should_sweep():
-            with contextlib.suppress(StoreError):  # the payload is there, whatever became of earlier ones
-                self._shelf.sweep()
-        return item, code
-
-    def _wait_for_room(self, item: Item, deadline: float) -> bool:
+    def _wait_for_room(self, item: Item, stored: int, deadline: float) -> bool:
         """Take room from this connector's limit; the first that waits is the first that gets some."""
         ledger = self._ledger
-        if ledger.limit is not None and item.stored > ledger.limit:
+        if ledger.most is not None and stored > ledger.most:
             return False
-        started = time.monotonic()
-        ticket, pauses = ledger.queue(), Pauses(deadline)
+        started, pauses = time.monotonic(), Pauses(deadline)
         try:
+            ledger.queue(item.nonce)
             while True:
                 self._gate.check("put")
-                if ledger.is_first(ticket):
-                    if ledger.reserve(item.stored):
+                if ledger.is_first(item.nonce):
+                    if ledger.add(item, stored, in_line=True):
                         return True
-                    self._shelf.sweep()
-                    if ledger.reserve(item.stored):
+                    ledger.look_around()
+                    if ledger.add(item, stored, in_line=True):
                         return True
                 if not self._gate.pause(pauses):
                     return False
         finally:
-            ledger.leave(ticket)
+            ledger.leave(item.nonce)
             self.blocked_s += time.monotonic() - started
 
-    def _place(self, item: Item, plan: codec.Plan, deadline: float) -> tuple[Item, int]:
-        # `plan` and `parts` hold the memory that the addresses are in.
-        parts = plan.gather(_DIRECT_FROM)
-        if len(parts[0]) > _MOST_PARTS:
-            parts = plan.gather(plan.frame_size + 1)
-        code = self._place_once(item, parts)
-        if code not in RETRIED:
-            return item, code
-        started, pauses, twins = time.monotonic(), Pauses(deadline), 0
+    def _place_again(self, tried: list[Item], code: int, parts: _Parts, deadline: float) -> tuple[Item, int]:
+        """After a first try that ended with `code`; a key that may hold something is not used again."""
+        started, pauses, twins, item = time.monotonic(), Pauses(deadline), 0, tried[0]
+        self._not_placed(item, code)
         while code in RETRIED:
             twins += code == EXISTS
             if twins > 2 or not self._gate.pause(pauses):
                 break
             self._gate.check("put")
             if code != FULL:
-                item = item._replace(nonce=self._names.new_nonce())
-            code = self._place_once(item, parts)
+                old, item = item, item._replace(nonce=self._names.new_nonce())
+                tried.append(item)
+                self._ledger.rename(old, item)
+            code = self._place(item, parts)
+            if code != OK:
+                self._not_placed(item, code)
         self.blocked_s += time.monotonic() - started
         return item, code
 
-    def _place_once(self, item: Item, parts: tuple[list[int], list[int], Any]) -> int:
+    def _place(self, item: Item, parts: _Parts) -> int:
         """Tokens first: who finds the payload must find them, too."""
-        addresses, sizes, _ = parts
-        tokens, key, placement = self._names.tokens(item), self._names.payload(item), self._shelf.placement
-        code, answered = OK, False
-        try:
-            if tokens:
-                code = self._session.put_all(tokens, _TOKEN, placement)
-            if code == OK:
-                code = self._session.put(key, addresses, sizes, placement)
-            answered = code not in MASTER_LOST
-        finally:
-            if not answered:
-                self._shelf.doubtful += [*tokens, key]
-            elif code != OK:
-                self._session.remove_all([*tokens, key])
+        tokens, code = self._names.tokens(item), OK
+        if tokens:
+            code = self._session.put_all(tokens, _TOKEN, self._shelf.placement)
+        if code == OK:
+            code = self._session.put(self._names.payload(item), parts[0], parts[1], self._shelf.placement)
         return code
+
+    def _not_placed(self, item: Item, code: int) -> None:
+        """Some of it may be there."""
+        if code in MASTER_LOST:
+            self._shelf.doubt([item])
+        else:
+            self._session.remove_all([*self._names.tokens(item), self._names.payload(item)])
 
     def _publish(self, item: Item, deadline: float) -> int:
         """Let the pointer lead to `item`; a code. What nobody would find is cancelled."""

@@ -13,6 +13,7 @@ from omni_fastshm.settings import Setting, describe
 
 from ._mooncake_net import is_own_address, own_address
 from ._mooncake_session import Endpoint
+from ._shared_settings import CODEC, LINGER, PUT_TIMEOUT
 
 __all__ = ["SETTINGS", "endpoint_of"]
 
@@ -44,13 +45,13 @@ SETTINGS: dict[str, Setting] = {
         "seconds", 30.0, minimum=1, help="how long one transfer may take; whole seconds; the process's first one counts"
     ),
     "setup_timeout_s": Setting("seconds", 10.0, help="how long to wait for the master when the connector is built"),
-    "put_timeout_s": Setting("seconds", 5.0, help="how long a put waits for room before it answers (False, 0, None)"),
+    "put_timeout_s": PUT_TIMEOUT,
     "hard_pin": Setting("bool", True, help="untaken payloads are never evicted: a full store makes put wait"),
     "max_bytes": Setting(
         "bytes",
         None,
         minimum=4096,
-        help="most bytes of this connector's untaken payloads; default `segment`, with hard_pin",
+        help="most bytes of this connector's untaken payloads; default, with hard_pin: what is left of `segment`",
     ),
     "shm_threshold_bytes": Setting(
         "bytes", 65536, help="payloads from this serialized size on go to the store, smaller ones into the metadata"
@@ -59,16 +60,8 @@ SETTINGS: dict[str, Setting] = {
         "str", None, env=True, help="which connectors see each other; default $OMNI_FASTSHM_NAMESPACE, else 'default'"
     ),
     "key_lookup": Setting("bool", False, help="payloads can be got by (edge, request id) alone; all go to the store"),
-    "linger_s": Setting("seconds", 0.0, help="how long close waits for takers of what is untaken"),
-    "copy_below": Setting("bytes", 4096, help="leaves up to this size are copied out on get instead of being views"),
-    "allow_pickle": Setting("bool", False, help="carry unknown objects by pickle; only among processes you trust"),
-    "wire": Setting(
-        "choice",
-        "exact",
-        choices=("exact", "host"),
-        help="types as sent, or as the host's serializer gives them",
-    ),
-    "types": Setting("names", (), help="'module:Class' names that may be imported to rebuild payloads"),
+    "linger_s": LINGER,
+    **CODEC,
 }
 
 

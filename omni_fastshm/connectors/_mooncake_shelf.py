@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ._mooncake_codes import MASTER_LOST, NOT_THERE, OK, RPC_FAIL, TRANSFER, StoreError
-from ._mooncake_keys import POINTER_BYTES, Item, Names, read_pointer
+from ._mooncake_keys import POINTER_BYTES, Item, Names, read_pointer, write_pointer
 from ._mooncake_ledger import Ledger
 from ._mooncake_session import Session
 
@@ -33,10 +33,12 @@ class Shelf:
         self.ledger = ledger
         self.placement = placement
         self.key_lookup = key_lookup
+        ledger.look = self.sweep
         self.pointing = threading.RLock()
         """Held while a pointer is read and then changed."""
         self.doubtful: list[str] = []
         """Keys of calls that ended without an answer: objects may be there that nobody knows of."""
+        self._astray: list[Item] = []  # of the same: pointers may lead there
 
     def check_master(self) -> None:
         """Raise `StoreError` while the master is known to be lost."""
@@ -79,21 +81,20 @@ class Shelf:
 
         What was read while somebody removed the payload may be a mixture; then there is nothing left to claim.
         """
-        tokens = self._tokens_left(item)
-        for token in tokens:
-            if self._remove(token):
-                return True
+        if item.takers != 1:
+            for token in self._tokens_left(item):
+                if self._remove(token):
+                    return True
         if not self._remove(self.names.payload(item)):
             return False
-        if self.ledger.drop([item.nonce]):  # put by this very connector: no sweep would find it any more
+        # Put by this very connector? Then no sweep would find it any more.
+        if item in self.ledger and self.ledger.drop([item.nonce]):
             with contextlib.suppress(StoreError):
                 self._drop_pointers([item])
         return True
 
     def _tokens_left(self, item: Item) -> list[str]:
         tokens = self.names.tokens(item)
-        if not tokens:
-            return tokens
         codes = self.session.exist(tokens)
         for code in codes:
             if code < 0:
@@ -122,6 +123,12 @@ class Shelf:
         with contextlib.suppress(StoreError):
             self._drop_pointers([item])
 
+    def doubt(self, items: Iterable[Item]) -> None:
+        """Nobody knows whether these are there, and nobody is told of them: `settle_doubts` removes them."""
+        for item in items:
+            self.doubtful += [*self.names.tokens(item), self.names.payload(item)]
+            self._astray += [item] if self.key_lookup else []
+
     def sweep(self) -> None:
         """Find out which payloads were taken, and tidy up after them."""
         ledger, session, names = self.ledger, self.session, self.names
@@ -134,15 +141,36 @@ class Shelf:
                 session.remove_all(tokens)
             self._drop_pointers(gone)
             ledger.drop(item.nonce for item in gone)
+            if self.key_lookup:
+                self._mend_pointers([item for item, code in zip(items, codes, strict=False) if code == 1])
         ledger.swept()
-        self._settle_doubts()
+        self.settle_doubts()
 
-    def _settle_doubts(self) -> None:
+    def _mend_pointers(self, items: Sequence[Item]) -> None:
+        """Two producers that put one key at the same time may each believe to be the newer one, and one that tidies up
+        may remove the other's pointer. So cancel what is no longer pointed to, and point again to what nothing is."""
+        with self.pointing:
+            records = self.session.read_all(
+                [self.names.pointer(item.edge, item.request) for item in items], POINTER_BYTES
+            )
+            for item, record in zip(items, records, strict=True):
+                if record is None:
+                    self.session.put_all([self.names.pointer(*item[:2])], write_pointer(item), self.placement)
+                    if item not in self.ledger:  # taken by this very process meanwhile
+                        self._drop_pointers([item])
+                elif (now := read_pointer(record, *item[:2])) is not None and now.nonce != item.nonce:
+                    self.cancel(item)
+
+    def settle_doubts(self) -> None:
+        """Remove what calls left that ended without an answer."""
+        if not (self.doubtful or self._astray) or not self.session.master_answers():
+            return
         doubtful, self.doubtful = self.doubtful, []
-        if doubtful and self.session.master_answers():
-            codes = self.session.remove_all(doubtful)
-            doubtful = [key for key, code in zip(doubtful, codes, strict=False) if code in MASTER_LOST]
-        self.doubtful += doubtful
+        codes = self.session.remove_all(doubtful) if doubtful else []
+        self.doubtful += [key for key, code in zip(doubtful, codes, strict=False) if code in MASTER_LOST]
+        while self._astray:
+            self._drop_pointers(self._astray[-1:])
+            self._astray.pop()
 
     def remove_request(self, request: str) -> None:
         """Everything of a request, by pattern: the payloads may be of any producer and on any edge."""
@@ -156,7 +184,7 @@ class Shelf:
 
     def drop_all(self) -> int:
         """Everything of this connector; how many payloads that were not taken."""
-        if not len(self.ledger) and not self.doubtful:
+        if not (len(self.ledger) or self.doubtful or self._astray):
             return 0
         self.check_master()
         self.sweep()

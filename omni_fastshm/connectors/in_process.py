@@ -23,9 +23,8 @@ from omni_fastshm.errors import (
     ConnectorClosed,
     ForkedConnector,
     MetadataError,
-    SegmentError,
 )
-from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
+from omni_fastshm.loans import own_memory
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.placement import check_placement
 from omni_fastshm.settings import (
@@ -39,17 +38,19 @@ from omni_fastshm.settings import (
     resolve_namespace,
 )
 
+from ._ends import tell_dropped
 from ._leaves import buffer_bytes, moved, own_copy, shared_copy
+from ._shared_settings import LINGER, PUT_TIMEOUT
 from ._spaces import Account, Entry, Key, Space, this_process
 
 __all__ = ["SETTINGS", "InProcessConnector"]
 
 SETTINGS: Mapping[str, Setting] = {
     "max_bytes": Setting("bytes", None, help="most bytes of untaken payloads; null for no limit"),
-    "put_timeout_s": Setting("seconds", 5.0, help="how long put waits for room before it refuses"),
+    "put_timeout_s": PUT_TIMEOUT,
     "namespace": Setting("str", None, help="connectors of one process see each other within it"),
     "key_lookup": Setting("bool", False, help="payloads can be got by edge and request id alone"),
-    "linger_s": Setting("seconds", 0.0, help="how long close waits for takers of what is untaken"),
+    "linger_s": LINGER,
 }
 
 _log = logging.getLogger(__name__)
@@ -470,8 +471,7 @@ class InProcessConnector(OmniConnectorBase):
         finally:
             dropped = self._space.cancel_account(self._account)
         self._counters.dropped += dropped
-        if dropped:
-            _log.warning("closed with %d payloads that nobody had taken; they are dropped", dropped)
+        tell_dropped(dropped, self._namespace)
         if self._helper is not None:
             self._helper.shutdown(wait=False)
         _open.discard(self)
@@ -502,12 +502,7 @@ class InProcessConnector(OmniConnectorBase):
             SegmentError: there is not so much memory.
         """
         self._check_open("allocate", None)
-        sizes = check_shape(shape)
-        kind = dtype if is_torch_dtype(dtype) else check_numpy_dtype(dtype)
-        try:
-            return plain(sizes, kind)
-        except (MemoryError, RuntimeError, ValueError, TypeError, OverflowError) as error:
-            raise SegmentError(f"no memory for {describe(sizes)} of {dtype}: {error}", op="allocate") from None
+        return own_memory(shape, dtype)
 
     def __del__(self) -> None:
         # Waiting for takers here would let go of locks that the interrupted code relies on.

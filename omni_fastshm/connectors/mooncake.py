@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,8 +13,8 @@ from omni_fastshm import codec
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
-from omni_fastshm.errors import ConfigError, ConnectorClosed, SegmentError
-from omni_fastshm.loans import check_numpy_dtype, check_shape, is_torch_dtype, plain
+from omni_fastshm.errors import ConfigError, ConnectorClosed
+from omni_fastshm.loans import own_memory
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.placement import check_placement
 from omni_fastshm.settings import (
@@ -30,6 +27,7 @@ from omni_fastshm.settings import (
     resolve_namespace,
 )
 
+from ._ends import Open, tell_dropped
 from ._mooncake_codes import FULL, MASTER_LOST, OK, RPC_FAIL, TRANSFER, StoreError, describe_code
 from ._mooncake_gate import LONGEST_PAUSE_S, Gate
 from ._mooncake_keys import Item, Names
@@ -44,10 +42,6 @@ from ._mooncake_shelf import Shelf
 __all__ = ["SETTINGS", "MooncakeConnector"]
 
 logger = logging.getLogger("omni_fastshm")
-
-_open: weakref.WeakSet[MooncakeConnector] = weakref.WeakSet()
-
-Answer = tuple[bool, int, Metadata | None]
 
 
 class MooncakeConnector(OmniConnectorBase):
@@ -75,12 +69,7 @@ class MooncakeConnector(OmniConnectorBase):
         self._linger_s: float = settings["linger_s"]
         self._wire: str = settings["wire"]
         self._pickle: bool = settings["allow_pickle"]
-        limit = settings["max_bytes"]
-        if limit is None and settings["hard_pin"]:
-            limit = endpoint.segment or None
         self._names = Names(self.namespace)
-        self._ledger = Ledger(limit)
-        self._gate = Gate(self._ledger.changed)  # closed until everything stands: close() finds a half-built object
         self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
@@ -89,6 +78,8 @@ class MooncakeConnector(OmniConnectorBase):
         self._session = open_session(
             endpoint, setup_timeout_s=settings["setup_timeout_s"], get_timeout_s=settings["get_timeout_s"]
         )
+        self._ledger = Ledger(self._session.room, settings["max_bytes"], bounded=settings["hard_pin"])
+        self._gate = Gate(self._ledger.changed)  # closed until everything stands: close() finds a half-built object
         placement = self._session.placement(settings["hard_pin"])
         self._shelf = Shelf(self._session, self._names, self._ledger, placement, key_lookup=key_lookup)
         self._sender = Sender(self._shelf, self._gate, timeout_s=settings["put_timeout_s"])
@@ -114,40 +105,38 @@ class MooncakeConnector(OmniConnectorBase):
         consumers: int = 1,
         wait: bool = True,
     ) -> Any:
-        self._gate.check("put")
+        if self._gate.stopped:
+            self._gate.check("put")
         edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
-        if wait:
-            return self._put(edge, request, data, takers)
-        with self._lock:
-            self._gate.check("put")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._executor.submit(self._put, edge, request, data, takers)
-
-    def _put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> Answer:
+        if not wait:
+            return self._helper().submit(self.put, *edge, request, data, consumers=takers)
         began = _now()
         try:
-            answer = self._plan_and_put(edge, request, data, takers)
+            plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
+            size: int = plan.size
+            answer: tuple[bool, int, Metadata | None] = False, 0, None
+            if size < self._inline_below:
+                answer = True, size, {"inline_bytes": plan.to_bytes(), "size": size}
+            else:
+                item, code = self._sender.send(edge, request, takers, plan)
+                if code == OK:
+                    answer = True, size, metadata_of(item, self.namespace)
+                else:
+                    self._say_refused(item, code)
         except Exception:
             self._meter.failed("put", began, edge, request)
             raise
         self._meter.sent(began, edge, request, answer)
         return answer
 
-    def _plan_and_put(self, edge: tuple[str, str], request: str, data: Any, takers: int) -> Answer:
-        plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
-        size: int = plan.size
-        if size < self._inline_below:
-            metadata: Metadata = {"inline_bytes": plan.to_bytes(), "size": size}
-        else:
-            item, code = self._sender.send(Item(edge, request, self._names.new_nonce(), size, takers), plan)
-            if code != OK:
-                self._say_refused(item, code)
-                return False, 0, None
-            metadata = metadata_of(item, self.namespace)
-        return True, size, metadata
+    def _helper(self) -> ThreadPoolExecutor:
+        with self._lock:
+            self._gate.check("put")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+            return self._executor
 
     def _say_refused(self, item: Item, code: int) -> None:
         self._count.refused += 1
@@ -155,7 +144,7 @@ class MooncakeConnector(OmniConnectorBase):
         ledger, endpoint = self._ledger, self._session.endpoint
         if code != FULL:
             why = describe_code(code)
-        elif ledger.limit is not None and item.stored > ledger.limit:
+        elif ledger.most is not None and item.stored > ledger.most:
             why = "it is larger than max_bytes, which is `segment` where it is not set: raise them"
         else:
             why = (
@@ -169,7 +158,7 @@ class MooncakeConnector(OmniConnectorBase):
             *item.edge,
             item.stored,
             ledger.free,
-            ledger.limit,
+            ledger.most,
             ledger.used,
             endpoint.segment,
             endpoint.master,
@@ -190,12 +179,14 @@ class MooncakeConnector(OmniConnectorBase):
         copy: bool | None = None,
         device: Any = None,
     ) -> tuple[Any, int] | None:
-        self._gate.check("get")
+        if self._gate.stopped:
+            self._gate.check("get")
         edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         if copy is not None and type(copy) is not bool:
             raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False", op="get")
-        check_placement(device)
+        if device is not None:
+            check_placement(device)
         wait_s = check_timeout(timeout)
         how = How(copy, device)
         began = _now()
@@ -282,7 +273,7 @@ class MooncakeConnector(OmniConnectorBase):
             "live_blocks": len(ledger),
             "used_bytes": ledger.used,
             "high_water_bytes": ledger.peak,
-            "capacity_bytes": endpoint.segment if ledger.limit is None else ledger.limit,
+            "capacity_bytes": endpoint.segment if ledger.most is None else ledger.most,
             "pinned_bytes": 0,
             "master": endpoint.master,
             "host": endpoint.host,
@@ -308,12 +299,7 @@ class MooncakeConnector(OmniConnectorBase):
             SegmentError: there is not so much memory.
         """
         self._gate.check("allocate")
-        sizes = check_shape(shape)
-        kind = dtype if is_torch_dtype(dtype) else check_numpy_dtype(dtype)
-        try:
-            return plain(sizes, kind)
-        except (MemoryError, RuntimeError, ValueError, TypeError, OverflowError) as error:
-            raise SegmentError(f"no memory for {describe(sizes)} of {dtype}: {error}", op="allocate") from None
+        return own_memory(shape, dtype)
 
     def close(self) -> None:
         """Drop what nobody takes within `linger_s`, and let go of the store's client. Idempotent, never raises.
@@ -343,12 +329,11 @@ class MooncakeConnector(OmniConnectorBase):
             self._sender.let_end()
             self._linger()
             self._count.dropped = self._shelf.drop_all()
-            if self._count.dropped:
-                logger.info("closed with %d payloads that nobody had taken: dropped", self._count.dropped)
+            tell_dropped(self._count.dropped, self.namespace)
         except StoreError as error:
             logger.warning("close could not drop what nobody has taken: %s", error)
         finally:
-            ledger.drop([item.nonce for item in ledger.items()])
+            ledger.retire()
             self._final = self._figures("closed")
             _open.discard(self)
             tell_closed(self, self._meter, self._final)
@@ -375,18 +360,9 @@ class _Counters:
         self.refused = self.errors = self.dropped = self.producer_gone = self.master_lost = 0
 
 
-def _close_all() -> None:
-    for connector in list(_open):
-        connector.close()
+def _disown(connector: MooncakeConnector) -> None:
+    connector._gate.forked = connector._gate.stopped = True
+    connector._final = connector._figures("forked")
 
 
-def _disown() -> None:
-    """After a fork, in the child: what was inherited must neither work nor tidy up."""
-    for connector in list(_open):
-        connector._gate.forked = connector._gate.stopped = True
-        connector._final = connector._figures("forked")
-        _open.discard(connector)
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_disown)
+_open = Open(_disown)

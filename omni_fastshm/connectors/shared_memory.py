@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import functools
 import logging
-import os
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn
@@ -52,6 +48,9 @@ from omni_fastshm.settings import (
 )
 from omni_fastshm.staging import Begun, Staging, devices, parked, pinned_bytes
 
+from ._ends import Open, tell_dropped
+from ._shared_settings import CODEC, LINGER, PUT_TIMEOUT
+
 logger = logging.getLogger("omni_fastshm")
 
 SETTINGS: dict[str, Setting] = {
@@ -70,9 +69,9 @@ SETTINGS: dict[str, Setting] = {
         "bytes",
         None,
         minimum=4096,
-        help="limit for all data segments; default half of what the mount has free, at most 4 GiB",
+        help="limit for all data segments; default, at most 4 GiB, half of what is free or only held by dead producers",
     ),
-    "put_timeout_s": Setting("seconds", 5.0, help="how long a put waits for room before it answers (False, 0, None)"),
+    "put_timeout_s": PUT_TIMEOUT,
     "fallback": Setting(
         "choice",
         "refuse",
@@ -88,23 +87,18 @@ SETTINGS: dict[str, Setting] = {
     ),
     "busy_wait_us": Setting("microseconds", 20.0, maximum=1e6, help="how long a waiting get spins before it sleeps"),
     "namespace": Setting(
-        "str", None, help="which connectors see each other; default $OMNI_FASTSHM_NAMESPACE, else 'default'"
+        "str",
+        None,
+        help="which connectors find each other by key and tidy up together; default $OMNI_FASTSHM_NAMESPACE, else "
+        "'default'",
     ),
     "key_lookup": Setting(
         "bool", False, help="payloads can be got by (edge, request id) alone; all of them go to shared memory"
     ),
     "orphan_ttl_s": Setting("seconds", 60.0, help="how long untaken payloads of a killed producer stay"),
-    "linger_s": Setting("seconds", 0.0, help="how long close waits for takers of what is untaken"),
+    "linger_s": LINGER,
     "idle_segment_s": Setting("seconds", 2.0, help="how long an extra data segment may be unused before it goes"),
-    "copy_below": Setting("bytes", 4096, help="leaves up to this size are copied out on get instead of being views"),
-    "allow_pickle": Setting("bool", False, help="carry unknown objects by pickle; only among processes you trust"),
-    "wire": Setting(
-        "choice",
-        "exact",
-        choices=("exact", "host"),
-        help="types as sent, or as the host's serializer gives them",
-    ),
-    "types": Setting("names", (), help="'module:Class' names that may be imported to rebuild payloads"),
+    **CODEC,
     "pin": Setting(
         "auto",
         "auto",
@@ -118,7 +112,6 @@ _NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well
 _SAY_AGAIN_S = 60.0  # so often at most a connector logs that payloads travel inline for one and the same reason
 _LOOKS = 100  # a get looks again while the bell rings, but not for ever: other payloads of its stage ring it as well
 _SLICE_NS = 50_000_000  # a waiting get looks this often for signals and for close
-_open: weakref.WeakSet[SharedMemoryConnector] = weakref.WeakSet()
 
 
 class SharedMemoryConnector(OmniConnectorBase):
@@ -176,7 +169,6 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._open_directory()
         self._stopped = False
         _open.add(self)
-        _close_at_exit()
 
     def put(
         self,
@@ -753,8 +745,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 for producer in self._producers():
                     if not producer.closed:  # Ctrl-C in the linger of another one ended the loop
                         self._dropped += producer.close(0)
-            if self._dropped:
-                logger.info("closed with %d payloads that nobody had taken: dropped", self._dropped)
+            tell_dropped(self._dropped, self.namespace)
         finally:
             for arrivals in list(self._arrivals.values()):
                 arrivals.stop()
@@ -900,36 +891,9 @@ class _Claims:
             extent.unclaim()
 
 
-_exit_registered = False
+def _disown(connector: SharedMemoryConnector) -> None:
+    connector._forked = connector._stopped = True
+    connector._final = {**connector.health(), "status": "forked"}
 
 
-def _close_at_exit() -> None:
-    """Names go away with a process that ends in good order, however it ends."""
-    global _exit_registered
-    if _exit_registered:
-        return
-    _exit_registered = True
-    atexit.register(_close_all)
-    if "multiprocessing" in sys.modules:
-        # Its forked children end without the interpreter's exit handlers, but run these.
-        from multiprocessing.util import Finalize
-
-        Finalize(None, _close_all, exitpriority=10)
-
-
-def _close_all() -> None:
-    for connector in list(_open):
-        connector.close()
-
-
-def _disown() -> None:
-    """After a fork, in the child: what was inherited must neither work nor tidy up."""
-    global _exit_registered
-    _exit_registered = False
-    for connector in list(_open):
-        connector._forked = connector._stopped = True
-        connector._final = {**connector.health(), "status": "forked"}
-        _open.discard(connector)
-
-
-os.register_at_fork(after_in_child=_disown)
+_open = Open(_disown)

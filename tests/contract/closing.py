@@ -70,6 +70,21 @@ class Closing(Topic):
         with pytest.raises(ConnectorClosed):
             connector.put("a", "b", "r", 1)
 
+    @pytest.mark.parametrize(("untaken", "words"), [(0, None), (1, "1 payload that"), (2, "2 payloads that")])
+    def test_what_it_drops_is_one_warning(
+        self, untaken: int, words: str | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        connector = self.make()
+        for number in range(untaken):
+            connector.put("a", "b", number, payloads.array(100_000))
+        caplog.clear()
+        connector.close()
+        connector.close()
+        said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [words in line and "nobody had taken" in line for line in said if words] == [True] * bool(words)
+        assert len(said) == bool(words)
+        assert connector.health()["dropped"] == untaken
+
     def test_a_dropped_connector_leaves_nothing(self, unraisable: list[Any]) -> None:
         connector = self.connector_class()(dict(self.base_settings))
         connector.put("a", "b", "r", payloads.array(100_000))

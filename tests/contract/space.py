@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from contract.profile import Topic
 from support import leftovers, payloads
+from support.timing import timed
 
 MIB = payloads.MIB
 KIB = payloads.KIB
@@ -78,7 +79,7 @@ class Full(Topic):
         connector = self.make(segment_bytes=MIB, max_bytes=4 * MIB, put_timeout_s=5)
         start = time.monotonic()
         assert connector.put("a", "b", "request-78", payloads.array(6 * MIB)) == (False, 0, None)
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 4, "it waited"
         assert connector.health()["refused"] == 1
         assert any("request-78" in r.getMessage() for r in caplog.records)
         assert connector.put("a", "b", "r", payloads.array(MIB))[0]
@@ -86,9 +87,7 @@ class Full(Topic):
     def test_a_timeout_of_zero_does_not_wait(self) -> None:
         connector = self.make(segment_bytes=4 * MIB, max_bytes=4 * MIB, put_timeout_s=0)
         connector.put("a", "b", "first", payloads.array(3 * MIB))
-        start = time.monotonic()
-        assert connector.put("a", "b", "r", payloads.array(3 * MIB)) == (False, 0, None)
-        assert time.monotonic() - start < 0.15
+        assert timed(0, 0.15, connector.put, "a", "b", "r", payloads.array(3 * MIB)) == (False, 0, None)
 
     def test_a_waiting_put_goes_on_when_a_view_dies(self, run_thread: Any) -> None:
         producer, consumer = self.pair(segment_bytes=4 * MIB, max_bytes=4 * MIB, put_timeout_s=20)

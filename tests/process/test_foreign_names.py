@@ -55,7 +55,7 @@ class TestForeign:
         except MetadataError as error:
             answer = str(error)
             assert consumer.health()["errors"] == 1
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 5, "it waited for something"
         assert os.path.lexists(path) == before
         if isinstance(answer, str):
             assert os.path.basename(path) in answer

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from support import mooncake_child
-from support.child import Children, run_script
+from support.child import Children, environment, run_script
 from support.mooncake_master import Master, require_mooncake, running
 
 require_mooncake()
@@ -90,6 +92,29 @@ class TestHandOver:
         ways = ("end", "raise", "waiting-thread", "background-put", "fork")
         for ending in [run_thread(run_script, "mooncake_exits.py", way, settings) for way in ways]:
             ending.result(55)
+
+    def test_a_process_without_standard_error(self, mooncake_master: Master) -> None:
+        """As a daemon that closed it: the store's noise at its start has nowhere to go, and that is no failure."""
+        code = (
+            "import json, os, sys\n"
+            "os.close(2)\n"
+            "sys.stderr = None\n"
+            "from omni_fastshm.connectors.mooncake import MooncakeConnector\n"
+            "with MooncakeConnector(json.loads(sys.argv[1])) as c:\n"
+            "    metadata = c.put('0', '1', 'r', b'x' * 100_000)[2]\n"
+            "    assert c.get('0', '1', 'r', metadata)[0] == b'x' * 100_000\n"
+            "print('ok')"
+        )
+        settings = json.dumps(mooncake_child.settings_for(mooncake_master))
+        done = subprocess.run(
+            [sys.executable, "-c", code, settings],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "ok\n")
 
     def test_the_segment_goes_with_the_last_connector(self, children: Children) -> None:
         with running() as master:

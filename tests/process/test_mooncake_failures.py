@@ -73,7 +73,7 @@ class TestProducer:
         try:
             answer, took = consumer.run(GET, rid="s", metadata=metadata[1])
             assert answer is None
-            assert took < 1.5
+            assert took < 5, "it waited much longer than get_timeout_s: the store's own limit is 30 s"
             consumer.start(
                 "blocked = threading.Thread(target=c.get, args=('0', '1', 't', metadata))\nblocked.start()\n"
                 "emit('inside')\n_, took = timed(c.close)\nblocked.join()\nresult = took, lines",
@@ -147,13 +147,13 @@ class TestMaster:
             answers, longest, lines = child.run(code, metadata=metadata)
             assert [answer for answer, _ in answers] == [(False, 0, None), None, "master lost"]
             assert all(took < 6 for _, took in answers), answers
-            assert longest < 1, "other threads stood still"
+            assert longest < 3, "other threads stood still for as long as the store's call took"
             assert "'x'" in lines[0]
             assert "master" in lines[0].lower()
             assert str(1 << 20)[:3] in lines[0]
             if how == "killed":
                 _, took = child.run("result = timed(c.put, '0', '1', 'x', payload(1))")
-                assert took < 1, "a master that is known to be lost is asked again and again"
+                assert took < 3, "a master that is known to be lost is asked again: that takes over 4 s"
                 master.start()
             else:
                 master.send(signal.SIGCONT)
@@ -223,7 +223,7 @@ class TestMaster:
         )
         assert text.startswith("ConfigError: MooncakeConnector: no Mooncake master answers at 127.0.0.1:")
         assert "omni-fastshm mooncake up" in text
-        assert 0.3 <= took < 3
+        assert 0.3 <= took < 6
 
     def test_what_listens_but_is_none(self, children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1000")

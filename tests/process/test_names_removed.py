@@ -24,7 +24,7 @@ def remove(names: list[str]) -> None:
     assert names
     for name in names:
         os.unlink(leftovers.MOUNT / name)
-    time.sleep(0.001)  # looks are at least a tenth of this apart
+    time.sleep(0.001)  # not to synchronise: looks are up to a tenth of this apart, and the next one shall be due
 
 
 def values(nbytes: int = 100_000, value: int = 1) -> np.ndarray[Any, Any]:
@@ -44,7 +44,7 @@ def test_each_single_name_is_missed_within_some_payloads(
         ok, _, metadata = producer.put("a", "b", n, values(value=n))
         assert ok
         consumer.get("a", "b", n, metadata)
-        time.sleep(0.0002)
+        time.sleep(0.0002)  # not to synchronise: looks are a tenth of a millisecond apart
     assert any(name.endswith(end) for name in shm_names()), "no new one was made"
 
 
@@ -86,7 +86,7 @@ def test_a_waiting_get_by_key_moves_to_the_new_directory(
     remove(shm_names())
     for n in range(LOOKS):
         producer.put("a", "b", f"other{n}", values())
-        time.sleep(0.0002)
+        time.sleep(0.0002)  # as above
     assert producer.put("a", "b", "later", values(value=7))[0]
     assert (future.result(10)[0] == 7).all()
 

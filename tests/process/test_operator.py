@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,7 @@ class TestReap:
             "removed": [],
             "dropped_payloads": 0,
             "freed_bytes": 0,
+            "held_bytes": 0,
             "kept": [],
             "alive": [],
             "foreign": [],
@@ -96,6 +98,25 @@ class TestReap:
         assert name in done["removed"]
         assert (done["dropped_payloads"], done["freed_bytes"]) == (1, memory)
         assert shm_names() == []
+
+    def test_what_a_reader_looks_at_is_told_apart(
+        self, reap: Reap, make: Any, children: Children, namespace: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        producer, reader = children.with_connector(orphan_ttl_s=0), make()
+        view = reader.get("0", "1", "r", producer.run(PUT_BIG, rid="r", seed=1)[2])
+        producer.kill()
+        memory = sum((leftovers.MOUNT / each).stat().st_blocks * 512 for each in leftovers.names(namespace))
+        assert main(["reap", "--namespace", namespace, "--dry-run"]) == 0
+        assert re.search(
+            r"would remove 3 names, drop 0 payloads, give back \S+ KiB, \S+ MiB more when readers let go; ",
+            capsys.readouterr().out,
+        )
+        done = reap()
+        assert done["held_bytes"] > 800_000
+        assert done["freed_bytes"] + done["held_bytes"] == memory, (
+            "all of it comes back, now or when the reader lets go"
+        )
+        del view
 
     def test_payloads_in_their_time_are_kept_until_forced(self, reap: Reap, dead: Any, shm_names: Any) -> None:
         name = dead(orphan_ttl_s=100)
@@ -160,7 +181,7 @@ class TestReap:
         assert lines[1] == f"skipped  {foreign.name[:-5]}\\n\\x1b[2J: of user {os.geteuid()}"
         assert lines[2] == f"left alone  {odd.name}: is not a shared memory object: refused"
         assert last == (
-            "0 names removed, 0 payloads dropped, 0 B given back; "
+            f"namespace {namespace}: 0 names removed, 0 payloads dropped, 0 B given back; "
             "1 kept, 0 alive, 1 of other users skipped, 1 left alone"
         )
         odd.unlink()
@@ -168,7 +189,7 @@ class TestReap:
         assert main(["reap", "--namespace", namespace, "--force", "--dry-run"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[:2] for line in lines[:-1]] == [["would", "remove"]] * 3
-        assert lines[-1].startswith("3 names would have been removed, 1 payload dropped, ")
+        assert lines[-1].startswith(f"namespace {namespace}: would remove 3 names, drop 1 payload, give back ")
         assert main(["reap", "--namespace", namespace, "--force"]) == 0
         assert capsys.readouterr().out.splitlines()[0] == f"removed  {segments.data_name(name, 0)}"
 

@@ -83,6 +83,12 @@ class FakeStore:
                 self.objects.setdefault(key, content)  # as the real one: what exists stays, and 0 is the answer
         return [OK if code is None else RPC if code == "late" else code] * len(keys)
 
+    def put_from(self, key: str, address: int, size: int, config: Any = None) -> int:
+        return self.batch_put_from_multi_buffers([key], [[address]], [[size]], config)[0]
+
+    def batch_get_into(self, keys: Any, addresses: Any, sizes: Any) -> list[int]:
+        return [self.get_into(*one) for one in zip(keys, addresses, sizes, strict=True)]
+
     def get_buffer(self, key: str) -> Any:
         code = self._called("get_buffer")
         found = self.objects.get(key)

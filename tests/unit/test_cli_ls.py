@@ -59,7 +59,9 @@ def table(lines: list[str], first: str) -> list[dict[str, str]]:
 
 def test_nothing(ls: Ls, namespace: str) -> None:
     head, said = ls()
-    assert re.fullmatch(r"/dev/shm: \S+ \wiB of \S+ \wiB free; user \d+ has 0 endpoints, 0 B", head)
+    assert re.fullmatch(
+        rf"/dev/shm: \S+ \wiB of \S+ \wiB free; user \d+, namespace {namespace}: 0 endpoints, 0 B", head
+    )
     assert said == f"nothing of omni-fastshm in namespace {namespace}"
 
 
@@ -73,7 +75,7 @@ def test_a_living_pipeline(ls: Ls, make: Any, children: Children, namespace: str
     dead.kill()
     lines = ls()
     memory = human_bytes(sum((leftovers.MOUNT / name).stat().st_blocks * 512 for name in leftovers.names(namespace)))
-    assert lines[0].endswith(f"has 1 endpoint, {memory}")
+    assert lines[0].endswith(f"namespace {namespace}: 1 endpoint, {memory}")
     (row,) = table(lines, "NAMESPACE")
     assert 0 <= float(row.pop("AGE").removesuffix("s")) < 30
     assert row == {
@@ -243,12 +245,12 @@ def test_an_empty_mount_of_any_size(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     if command == "ls":
         assert done.stdout.splitlines() == [
-            "/dev/shm: no size limit; user 0 has 0 endpoints, 0 B",
+            "/dev/shm: no size limit; user 0, all namespaces: 0 endpoints, 0 B",
             "nothing of omni-fastshm in any namespace",
         ]
     else:
         assert done.stdout.startswith(
-            "0 names removed, 0 payloads dropped, 0 B given back; 0 kept, 0 alive, 0 of other"
+            "all namespaces: 0 names removed, 0 payloads dropped, 0 B given back; 0 kept, 0 alive, 0 of other"
         )
 
 

@@ -200,6 +200,15 @@ def test_objects_that_hide_state_are_refused() -> None:
             plan({"x": [value]})
 
 
+@pytest.mark.parametrize("code", [lambda: 1, len, [].append, functools.partial(len), (n for n in ())], ids=repr)
+def test_code_is_refused_with_advice_that_helps(code: Any) -> None:
+    with pytest.raises(
+        CodecError, match=r"on_done: \w+ cannot be carried: code cannot be carried .*send the name"
+    ) as caught:
+        plan({"on_done": code})
+    assert "register_type" not in str(caught.value)
+
+
 def test_a_culprit_inside_an_object_has_its_path() -> None:
     with pytest.raises(CodecError, match=r"p\.t\.data\[1\]: object cannot"):
         plan({"p": Frozen(1, Request("x", data=[0, object()]))})

@@ -803,7 +803,33 @@ def test_a_connector_that_is_defined_twice() -> None:
 @pytest.mark.parametrize("key", ["to_stage_0", "from_stage_", "0", 0, "from_0", None])
 def test_keys_of_sides(key: Any) -> None:
     (problem,) = problems_of({"stages": [{"stage_id": 0}, {"stage_id": 1, "input_connectors": {key: None}}]})
-    assert "the key must be from_stage_ID, such as from_stage_0" in problem
+    meant = "here from_stage_0" if key not in ("from_stage_", None) else "such as from_stage_0"
+    assert f"the key must be from_stage_ID, {meant}, not" in problem
+
+
+@pytest.mark.parametrize("key", [2, "2", "stage_2", "stage2", "from_stage_2", "to_2", "to_stage2"])
+def test_the_hint_at_a_side_s_key_has_its_stage(key: Any) -> None:
+    stages = [{"stage_id": 0, "output_connectors": {key: None}}, {"stage_id": 2}]
+    (problem,) = problems_of({"stages": stages})
+    assert "output_connectors" in problem
+    assert "the key must be to_stage_ID, here to_stage_2, not" in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "warning"),
+    [
+        ({"runn": {}}, "runn: is not a key of ours and is not read; did you mean 'run'?"),
+        ({"stgs": []}, "stgs: is not a key of ours and is not read; did you mean 'stages'?"),
+        (
+            {"stages": [{"stage_id": 0, "inputconnector": {}}]},
+            "stages[0].inputconnector: is not a key of ours; did you mean 'input_connectors'?",
+        ),
+        ({"async_chunk": True, "platforms": [], "dtype": "bf16", "args": 1}, None),
+    ],
+)
+def test_keys_that_look_a_little_like_ours(content: Any, warning: str | None) -> None:
+    config, problems = inspect_transfer_config(content)
+    assert [*config.warnings, *problems] == ([] if warning is None else [warning])
 
 
 def test_settings_are_checked_with_their_lines(write: Write) -> None:

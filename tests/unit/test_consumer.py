@@ -74,6 +74,35 @@ class TestProducers:
         assert got is not None
         assert got[0][9] == 9
 
+    def test_one_that_stays_out_of_reach_is_told_once_in_an_epoch(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert make(key_lookup=True).put("a", "b", "r", np.arange(10))[0]
+        receiver = make(key_lookup=True)
+        reasons, open_descriptor = ["no descriptors left"], segments.open_descriptor
+
+        def fails(name: str) -> Any:
+            raise SegmentError(reasons[-1], errno=errno.EMFILE)
+
+        def told() -> int:
+            for _ in range(5):
+                assert receiver.get("a", "b", "r") is None
+            count = caplog.text.count("cannot be reached")
+            caplog.clear()
+            return count
+
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "open_descriptor", fails)
+            assert told() == 1
+            reasons.append("no memory left")
+            assert [told(), told()] == [1, 0]
+            patch.setattr(segments, "open_descriptor", open_descriptor)
+            make(key_lookup=True).put("a", "b", "other", np.arange(10))  # somebody came: a new epoch
+            patch.setattr(segments, "open_descriptor", fails)
+            patch.setattr(consumer, "_inboxes", weakref.WeakValueDictionary())
+            assert told() == 2
+        assert receiver.get("a", "b", "r", timeout=5) is not None
+
     def test_one_that_cannot_be_opened_hides_no_other(
         self, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

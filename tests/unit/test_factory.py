@@ -88,7 +88,10 @@ def test_a_backend_whose_package_is_missing(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         create(name)
     text = str(caught.value)
-    assert text == f"{name} needs the package 'mooncake', which is not installed: pip install 'omni-fastshm[mooncake]'"
+    assert text == (
+        f"{name} needs the package 'mooncake', which is not installed: "
+        "pip install 'omni-fastshm[mooncake]', in a checkout '.[mooncake]'"
+    )
     assert OmniConnectorFactory.missing_backend(name) == text
 
 

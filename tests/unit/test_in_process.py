@@ -241,11 +241,14 @@ def test_waiting_puts_enter_in_their_order(make: Make) -> None:
 def test_a_put_that_gives_up_lets_the_next_one_in(make: Make) -> None:
     connector = make(max_bytes=100, put_timeout_s=0.2)
     connector.put(0, 1, "a", bytes(60))
-    large = run(connector.put, 0, 1, "large", bytes(80))
-    waiting(connector, 1)
-    small = run(connector.put, 0, 1, "small", bytes(10))
-    assert large.result(10)[0] is False
-    assert small.result(10)[0] is True
+    answers = []
+    while True not in answers and len(answers) < 5:  # on a busy machine both may find that their time is over
+        large = run(connector.put, 0, 1, "large", bytes(80))
+        waiting(connector, 1)
+        small = run(connector.put, 0, 1, "small", bytes(10))
+        assert large.result(10)[0] is False
+        answers.append(small.result(10)[0])
+    assert answers[-1] is True
 
 
 def test_without_waiting_the_future_waits_for_room(make: Make) -> None:
@@ -541,7 +544,7 @@ def test_close_drops_what_is_untaken_and_says_so(make: Make, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         producer.close()
         producer.close()
-    assert caplog.text.count("closed with 1 payloads") == 1
+    assert caplog.text.count("closed with 1 payload that") == 1
     assert producer.health()["dropped"] == 1
     assert producer.health()["status"] == "closed"
     assert consumer.get(0, 1, "r", metadata) is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +40,40 @@ def arrived(connector: Any, metadata: Any, data: Any = DATA) -> bool:
     return got is not None and bool(np.array_equal(got[0]["x"], data["x"]))
 
 
+class Interrupted(BaseException):
+    pass
+
+
+def interrupted_before_line(number: int, call: Any, *arguments: Any, **options: Any) -> bool:
+    """Call, and raise before this line of what sends and keeps the books; False where it has fewer.
+
+    What ends a put is spared: no code can be interrupted while it tidies up after an interruption, and still have
+    tidied up; and what comes just before the answer is returned is as if it came just after."""
+    left = number
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if name in ("_end", "leave") or not file.endswith(("_mooncake_send.py", "_mooncake_ledger.py")):
+            return None
+        spared = r"finally|self\._end\(|ledger\.leave\(|return item, answer"
+        if event == "line" and not re.search(spared, linecache.getline(file, frame.f_lineno)):
+            left -= 1
+            if left < 0:
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call(*arguments, **options)
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
 class TestPut:
     def test_the_same_request_again_is_never_answered_with_old_data(self, c: Any) -> None:
         other = {"x": np.arange(20_000) * 2}
@@ -56,9 +93,7 @@ class TestPut:
 
     def test_a_key_that_is_said_to_exist_is_an_end_with_an_error(self, c: Any, fake: Any) -> None:
         fake[0].answers["put"].extend([EXISTS] * 50)
-        start = time.monotonic()
         assert c.put("0", "1", "r", DATA) == (False, 0, None)
-        assert time.monotonic() - start < 1
         assert fake[0].calls.count("put") == 3
         health = c.health()
         assert (health["errors"], health["refused"], health["puts"]) == (1, 1, 0)
@@ -77,7 +112,7 @@ class TestPut:
         fake[0].answers["put"].extend([FULL] * 10_000)
         start = time.monotonic()
         assert c.put("0", "1", "request-5", DATA) == (False, 0, None)
-        assert 0.3 <= time.monotonic() - start < 1
+        assert 0.3 <= time.monotonic() - start < 10, "of the answers there are enough for 100 s"
         (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert "request-5" in line
         assert "160" in line
@@ -125,6 +160,62 @@ class TestPut:
             assert ok
             assert arrived(c, metadata)
             assert c.health()["live_blocks"] == 0
+
+    def test_small_payloads_go_by_the_shorter_call(self, c: Any, fake: Any) -> None:
+        metadata = c.put("0", "1", "r", {"x": np.arange(20)})[2]
+        assert arrived(c, metadata, {"x": np.arange(20)})
+        assert [len(parts) for parts in fake[0].addresses] == [1]
+
+    def test_what_another_producer_replaced_unseen_goes_with_the_next_look(self, fake: Any) -> None:
+        """Each of two that put one key at the same moment found the key free."""
+        with MooncakeConnector({**fake[1], **BY_KEY}) as one, MooncakeConnector({**fake[1], **BY_KEY}) as other:
+            assert one.put("0", "1", "r", DATA)[0]
+            fake[0].answers["get_into"].append(MISSING)
+            del fake[0].objects[next(key for key in fake[0].objects if "/k/" in key)]
+            assert other.put("0", "1", "r", {"x": np.arange(5_000)})[0]
+            assert one.health()["live_blocks"] == 0
+            assert len(fake[0].objects) == 2, "one payload, and its pointer"
+            assert arrived(one, None, {"x": np.arange(5_000)})
+
+    def test_a_pointer_that_was_lost_is_written_again(self, fake: Any) -> None:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            assert c.put("0", "1", "r", DATA)[0]
+            del fake[0].objects[next(key for key in fake[0].objects if "/k/" in key)]
+            assert c.get("0", "1", "r") is None
+            assert c.health()["live_blocks"] == 1
+            assert arrived(c, None)
+            c.health()
+            assert fake[0].objects == {}
+
+    def test_connectors_of_one_client_do_not_overfill_its_segment(self, fake: Any) -> None:
+        """The store would put what does not fit into the memory of other nodes, without a word."""
+        settings = {**fake[1], "segment": "16MiB"}
+        large = {"x": np.zeros(9 << 20, np.uint8)}
+        with MooncakeConnector(settings) as one, MooncakeConnector(settings) as other:
+            metadata = one.put("0", "1", "r", large)[2]
+            assert other.put("0", "1", "s", large) == (False, 0, None)
+            assert arrived(one, metadata, large)
+            assert other.put("0", "1", "s", large)[0]
+            fake[0].objects.clear()  # another process took it, and `other` has nothing to do
+            assert one.put("0", "1", "r", large)[0]
+            one.close()
+            assert other.put("0", "1", "s", large)[0]
+
+    @pytest.mark.parametrize("answers", [[], [FULL], [TRANSFER]], ids=["at-once", "full-first", "failed-first"])
+    def test_what_a_handler_raises_anywhere_leaves_nothing(self, answers: list[int], fake: Any) -> None:
+        """Ctrl-C before any line of a put: no room stays reserved, no place in a line, nothing in the store."""
+        with MooncakeConnector({**fake[1], **BY_KEY, "max_bytes": 1 << 20}) as c:
+            lines = 0
+            while interrupted_before_line(lines, c.put, "0", "1", "r", DATA, consumers=2):
+                fake[0].answers["put"].clear()
+                health = c.health()
+                assert (health["used_bytes"], health["live_blocks"]) == (0, 0), lines
+                assert (c._ledger.under_way, list(c._ledger._line)) == ({}, []), lines
+                assert fake[0].objects == {}, lines
+                lines += 1
+                fake[0].answers["put"].extend(answers)
+            assert lines > 40
+            assert arrived(c, None)
 
     def test_what_was_evicted_leaves_no_tokens(self, fake: Any) -> None:
         with MooncakeConnector({**fake[1], "hard_pin": False}) as c:

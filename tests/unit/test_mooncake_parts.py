@@ -14,7 +14,7 @@ from support.child import environment
 
 from omni_fastshm.connectors import _mooncake_codes as codes
 from omni_fastshm.connectors._mooncake_keys import POINTER_BYTES, Item, Names, read_pointer, unit, write_pointer
-from omni_fastshm.connectors._mooncake_ledger import Ledger
+from omni_fastshm.connectors._mooncake_ledger import Ledger, Room
 from omni_fastshm.connectors._mooncake_net import is_own_address, own_address, split_address, wait_for_master
 from omni_fastshm.connectors.mooncake import SETTINGS, MooncakeConnector
 from omni_fastshm.errors import ConfigError
@@ -86,39 +86,83 @@ class TestNames:
             )
         assert read_pointer(raw[:-1], *one[:2]) is None
 
+    def test_nonces_are_all_different(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            "secrets.randbits", lambda bits: 2**64 - 70_000
+        )  # the upper bits change, and the number ends
+        names = Names("n")
+        nonces = [names.new_nonce() for _ in range(140_000)]
+        assert len(set(nonces)) == len(nonces)
+        assert all(map(Names.is_nonce, nonces))
+        assert nonces[0] == f"{2**64 - 70_000:016x}"
+
     def test_units(self) -> None:
         assert [unit(n) for n in (0, 1, 63, 64, 65, 2**62)] == [0, 64, 64, 64, 128, 2**62]
 
 
 class TestLedger:
-    def test_room_is_what_is_neither_used_nor_reserved(self) -> None:
-        ledger = Ledger(1000)
+    def test_room_is_what_no_item_has(self) -> None:
+        ledger = Ledger(Room(0), 1000)
         one = item(size=600)
-        assert ledger.reserve_at_once(one.stored)
-        assert not ledger.reserve(400)
-        assert ledger.free == 1000 - one.stored
-        ledger.add(one)
-        assert (ledger.used, len(ledger)) == (one.stored, 1)
+        assert ledger.add(one, one.stored)
+        assert not ledger.add(item(nonce="1" * 16, size=400), 448)
+        assert (ledger.used, ledger.free, len(ledger)) == (one.stored, 1000 - one.stored, 1)
         assert ledger.drop([one.nonce, "other"]) == 1
         assert ledger.drop([one.nonce]) == 0
-        assert (ledger.used, ledger.free) == (0, 1000)
+        assert (ledger.used, ledger.free, len(ledger)) == (0, 1000, 0)
+
+    def test_what_is_on_its_way_has_room_and_is_not_looked_for(self) -> None:
+        ledger = Ledger(Room(0), 1000)
+        one, again = item(), item(nonce="2" * 16)
+        ledger.under_way[one.nonce] = 1
+        ledger.add(one, one.stored)
+        assert (ledger.items(), ledger.used) == ([], one.stored)
+        ledger.rename(one, again)
+        assert (ledger.items(), ledger.used, len(ledger)) == ([], one.stored, 1)
+        ledger.under_way.clear()
+        assert ledger.items() == ledger.items("r") == [again]
+        assert ledger.items("other") == []
 
     def test_who_waits_comes_before_who_comes_later(self) -> None:
-        ledger = Ledger(1000)
-        first, second = ledger.queue(), ledger.queue()
-        assert not ledger.reserve_at_once(10), "somebody waits"
-        assert ledger.is_first(first)
-        ledger.leave(first)
-        assert ledger.is_first(second)
-        ledger.leave(second)
-        assert ledger.reserve_at_once(10)
+        ledger = Ledger(Room(0), 1000)
+        ledger.queue("first")
+        ledger.queue("second")
+        assert not ledger.add(item(), 10), "somebody waits"
+        assert ledger.is_first("first")
+        ledger.leave("first")
+        assert ledger.is_first("second")
+        assert ledger.add(item(), 10, in_line=True)
+        ledger.leave("second")
+        ledger.leave("second")
+        assert ledger.add(item(nonce="3" * 16), 10)
+
+    def test_connectors_of_one_client_fill_its_segment_together(self) -> None:
+        room = Room(1000)
+        one, other, with_limit, without = Ledger(room), Ledger(room), Ledger(room, 5000), Ledger(room, bounded=False)
+        assert (one.most, other.most, with_limit.most, without.most) == (1000, 1000, 5000, None)
+        assert one.add(item(), 600)
+        assert not other.add(item(), 600)
+        assert other.free == 400
+        assert with_limit.add(item(), 4000), "it may use other nodes' memory: its limit says so"
+        assert without.add(item(), 10**12)
+        for ledger in (one, with_limit, without):
+            ledger.drop([item().nonce])
+            ledger.retire()
+        assert other.add(item(), 1000)
+
+    def test_nothing_stays_reserved_after_an_interruption(self) -> None:
+        ledger = Ledger(Room(0), 1000)
+        one = item(size=600)
+        ledger._items[one.nonce] = one  # where a signal handler may raise in `add`
+        ledger.drop([one.nonce])
+        ledger.recount()
+        assert (ledger.used, ledger.free) == (0, 1000)
 
     def test_looks_are_spread(self) -> None:
-        ledger, looks = Ledger(None), 0
+        ledger, looks = Ledger(Room(0)), 0
         for n in range(10_000):
-            ledger.reserve(128)
-            ledger.add(item(nonce=f"{n:016x}"))
-            if ledger.should_sweep():
+            ledger.add(item(nonce=f"{n:016x}"), 128)
+            if ledger.sweep_due:
                 looks += 1
                 ledger.swept()
         assert 5 < looks < 12
@@ -208,7 +252,8 @@ class TestInstallation:
     def test_nothing_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         text = self.sentence(ModuleNotFoundError("No module named 'mooncake'", name="mooncake"), monkeypatch)
         assert text == (
-            "MooncakeConnector: the package 'mooncake' is not installed: pip install 'omni-fastshm[mooncake]'"
+            "MooncakeConnector: the package 'mooncake' is not installed: pip install 'omni-fastshm[mooncake]', "
+            "in a checkout '.[mooncake]'"
         )
 
     @pytest.mark.parametrize("library", ["libibverbs.so.1", "libnuma.so.1", "libcurl.so.4"])
@@ -289,8 +334,8 @@ def test_what_is_set_for_one_process_is_not_the_users_in_its_children() -> None:
     """The store reads its timeouts from the environment, and stages are children of whoever had a connector."""
     code = (
         "import os, subprocess, sys\n"
-        "from omni_fastshm.connectors._mooncake_session import _prepare_environment\n"
-        "_prepare_environment(float(sys.argv[1]))\n"
+        "from omni_fastshm.connectors._mooncake_net import prepare_environment\n"
+        "prepare_environment(float(sys.argv[1]))\n"
         "print(os.environ['MC_TCP_STATUS_TIMEOUT_SEC'], os.environ['MC_RPC_TIMEOUT_MS'], flush=True)\n"
         "if sys.argv[2:]: subprocess.run([sys.executable, '-c', sys.argv[2], '1.5'], check=True)"
     )

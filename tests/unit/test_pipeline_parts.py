@@ -16,7 +16,9 @@ from omni_fastshm._figures import EdgeFigures, EdgeSummary, Spread, way_of
 from omni_fastshm._ledger import Ledger, Request
 from omni_fastshm._pipeline_plan import StageEntry, check_reference, make_plan
 from omni_fastshm._stage_worker import unfit_reason
+from omni_fastshm.cli.run import table
 from omni_fastshm.errors import ConfigError, StageFailed, UsageError
+from omni_fastshm.pipeline import PipelineStats
 
 # Figures
 
@@ -47,6 +49,15 @@ def test_an_edge_of_which_nothing_is_known_has_no_times() -> None:
     edge = EdgeSummary.of(("0", "1"), "X", None, None)
 
     assert (edge.payloads, edge.payload_bytes, edge.gb_per_s, edge.put_us.p99) == (0, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("micros", "shown"), [(0.02, "50.00"), (3.0, "0.33"), (20.0, "0.050"), (1234.0, "0.00081"), (5e7, "0.000000020")]
+)
+def test_no_rate_is_shown_as_nothing(micros: float, shown: str) -> None:
+    put = get = {"count": 1, "bytes": 1000, "sizes": [1000], "first": None, "micros": [micros / 2]}
+    edge = EdgeSummary.of(("0", "1"), "X", put, get)
+    assert table(PipelineStats((edge,), "caller", {}, {}, {})).splitlines()[2].split()[-1] == shown
 
 
 def test_figures_do_not_grow_without_end() -> None:

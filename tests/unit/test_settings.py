@@ -169,6 +169,7 @@ def test_unknown_names_get_the_nearest_and_all_known() -> None:
     text = refused(shm_treshold_bytes=1)
     assert "did you mean 'shm_threshold_bytes'?" in text
     assert all(name in text for name in TABLE)
+    assert "did you mean 'shm_threshold_bytes'?" in refused(treshold=1)
     assert "did you mean" not in refused(zzz=1)
     assert "did you mean 'namespace'?" in refused(NameSpace=None)
 
