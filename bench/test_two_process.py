@@ -60,13 +60,19 @@ def pairs(request: pytest.FixtureRequest, pinned: int | None) -> Iterator[dict[s
 @pytest.fixture(scope="module")
 def measured(pairs: dict[str, Pair], quick: bool, seconds: float) -> Callable[[str], dict[str, Samples]]:
     """One-way times by peer for a load; measured when first asked for, so that all peers share one run."""
-    done: dict[str, dict[str, Samples]] = {}
+    done: dict[str, dict[str, Samples] | Exception] = {}
 
     def ask(load: str) -> dict[str, Samples]:
         if load not in done:
             done.clear()
-            done[load] = measure(pairs, load, 0.0 if quick else seconds)
-        return done[load]
+            try:
+                done[load] = measure(pairs, load, 0.0 if quick else seconds)
+            except Exception as error:  # not again for each peer of this load: it may have taken a minute
+                done[load] = error
+        found = done[load]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     return ask
 
