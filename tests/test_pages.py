@@ -111,16 +111,18 @@ def test_the_texts_of_compiled_modules_are_found(monkeypatch: pytest.MonkeyPatch
     fake.Docstring = fake.Extension = fake.Module = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "griffe", fake)
     pyx_docs = tool("pyx_docs")
-    for module in ("_core", "_codec"):
+    for path in (ROOT / "src").glob("*.pyx"):
+        module = path.stem
+        assert f"::: omni_fastshm.{module}\n" in (DOCS / "api" / "core.md").read_text()
         compiled = importlib.import_module(f"omni_fastshm.{module}")
-        found = pyx_docs.docstrings((ROOT / "src" / f"{module}.pyx").read_text())
+        found = pyx_docs.docstrings(path.read_text())
         assert found[""] == (compiled.__doc__ or "").strip()
         for name, text in found.items():
             owner, _, method = name.rpartition(".")
             holder = getattr(compiled, owner, None) if owner else compiled
             if name and hasattr(holder, method):
                 assert text.split()[0] in (getattr(holder, method).__doc__ or ""), name
-        assert len(found) > 8
+        assert len(found) > 1
 
 
 def public_callables() -> list[tuple[str, object]]:
