@@ -541,16 +541,17 @@ class SharedMemoryConnector(OmniConnectorBase):
             lease = inbox.hold(block, sequence)
             if lease is None:
                 return None
+            if lease.brief:
+                try:
+                    _check_lease(lease, edge, request, size)
+                    return self._decode_and_take(lease, True, device)
+                finally:
+                    lease.release()  # also after an error, whose traceback would keep it: others wait for this slot
             _check_lease(lease, edge, request, size)
-            if not lease.brief:
-                found = self._decode_and_take(lease, copy, device)
-                if self._trace is not None and found is not None:
-                    self._trace.note(inbox, block, sequence, edge, request, lease)
-                return found
-            try:
-                return self._decode_and_take(lease, True, device)
-            finally:
-                lease.release()
+            found = self._decode_and_take(lease, copy, device)
+            if self._trace is not None and found is not None:
+                self._trace.note(inbox, block, sequence, edge, request, lease)
+            return found
         except SegmentError as error:
             if error.errno != errno.ENOENT:
                 raise
