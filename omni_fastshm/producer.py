@@ -188,9 +188,15 @@ class Producer:
             )
         if made is None and self.outbox.reap():
             made = attempt()  # dead readers held enough: no need for more memory
-        while made is None and self._take_more():
-            made = attempt()
+        if made is None:
+            made = self._attempt_with_more(attempt)
         if made is None and self._grow(size) and not self.closed:
+            made = self._attempt_with_more(attempt)  # another thread's put may have been there first
+        return made
+
+    def _attempt_with_more(self, attempt: Callable[[], T | None]) -> T | None:
+        made = attempt()
+        while made is None and self._take_more():
             made = attempt()
         return made
 

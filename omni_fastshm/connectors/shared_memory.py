@@ -688,6 +688,9 @@ class SharedMemoryConnector(OmniConnectorBase):
             if self._closed_meanwhile():  # by a signal handler, while it was made
                 producer.close(0)
                 self._producer = None
+                directory, self._directory = self._directory, None
+                if directory is not None:  # joined after the close
+                    leave_directory(directory)
                 self._refuse("put")
             return producer
 

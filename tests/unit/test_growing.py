@@ -15,6 +15,7 @@ from support import leftovers
 from support.child import Children
 
 from omni_fastshm import producer, segments
+from omni_fastshm.connectors import shared_memory
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
 from omni_fastshm.errors import ConnectorClosed, SegmentError
 
@@ -91,6 +92,38 @@ def test_a_put_without_room_takes_what_it_needs(make: Any, by_hand: None) -> Non
     assert reserved(sender) > SEGMENT - MIB - 8192
     assert put(sender, 99, MIB + 1) is None, "max_bytes holds"
     assert [int(view[-1]) for view in views] == list(range(15))
+
+
+def test_a_put_whose_new_memory_another_one_takes(make: Any, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = make(max_bytes=SEGMENT, put_timeout_s=0)
+    put(sender, 0, 100_000)
+    sender.cleanup(0)
+    sender._producer._trim(0)
+    add, others = sender._producer._add_segment, []
+
+    def taken_meanwhile(*args: Any) -> None:
+        add(*args)
+        others.append(put(sender, 1, 3 * MIB))
+
+    monkeypatch.setattr(sender._producer, "_add_segment", taken_meanwhile)
+    assert put(sender, 2, 5 * MIB) is not None
+    assert len(others) == 1
+
+
+def test_closed_by_a_signal_handler_while_it_joins_the_directory(
+    make: Any, monkeypatch: pytest.MonkeyPatch, shm_names: Any
+) -> None:
+    sender = make()
+    join = shared_memory.open_directory
+
+    def closed_meanwhile(*args: Any, **more: Any) -> Any:
+        sender.close()
+        return join(*args, **more)
+
+    monkeypatch.setattr(shared_memory, "open_directory", closed_meanwhile)
+    with pytest.raises(ConnectorClosed):
+        put(sender, 1, 100_000)
+    assert shm_names() == []
 
 
 def test_readers_that_mapped_it_early_see_what_comes_later(make: Any, by_hand: None) -> None:
