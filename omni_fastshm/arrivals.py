@@ -27,6 +27,11 @@ class Change:
         with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
             self.future.get_loop().call_soon_threadsafe(self._end)
 
+    @property
+    def orphaned(self) -> bool:
+        """Is its loop closed, whatever still waits there?"""
+        return self.future.get_loop().is_closed()
+
     def _end(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
@@ -74,11 +79,13 @@ class Arrivals:
         with self._changed:
             if self._stopped:
                 return
-            self._waiting.add(waiting)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="omni-fastshm-arrivals", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            watched = self._start()
+            if watched:
+                self._waiting.add(waiting)
+                self._changed.notify()
+        if not watched:  # no more threads: the caller looks now and then
+            await asyncio.sleep(_SLICE_NS / 1e9 if left_s is None else min(left_s, _SLICE_NS / 1e9))
+            return
         try:
             if (self.listen() ^ seen) & ~1:
                 return  # it rang before the thread knew of this one, and may not ring again
@@ -88,6 +95,21 @@ class Arrivals:
                 self._waiting.discard(waiting)
             waiting.change.future.cancel()
 
+    def _start(self) -> bool:
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._watch, name="omni-fastshm-arrivals", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
+    def disown(self) -> None:
+        """After a fork, in the child: the lock may have been held by a thread that does not exist here."""
+        self._changed = threading.Condition()
+        self._stopped = True
+
     def stop(self) -> None:
         """Wake everybody, and end the thread; whoever comes later does not wait."""
         with self._changed:
@@ -96,24 +118,33 @@ class Arrivals:
         self._tell_all()
 
     def _watch(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting and not self._stopped:
-                    self._changed.wait(_IDLE_S)
-                if self._stopped or not self._waiting:
-                    self._thread = None  # under the lock: the next one to wait starts another
-                    return
+        while self._needed():
             now = self.listen()
-            for each in self._all():
-                if (now ^ each.seen) & ~1:
-                    if each.there():
-                        each.change.tell()
-                    each.seen = now
+            self._tell_of(now)
             if not self.directory.wait(self._stage, now, 0, _SLICE_NS, 2**63) and self.directory.lost():
                 self._tell_all()  # nothing new rings here any more
 
+    def _needed(self) -> bool:
+        with self._changed:
+            if not self._waiting and not self._stopped:
+                self._changed.wait(_IDLE_S)
+            needed = bool(self._waiting) and not self._stopped
+            if not needed:
+                self._thread = None  # under the lock: the next one to wait starts another
+            return needed
+
+    def _tell_of(self, now: int) -> None:
+        # A function of its own: while the thread idles, its variables must keep no task and no connector.
+        for each in self._all():
+            if (now ^ each.seen) & ~1:
+                if each.there():
+                    each.change.tell()
+                each.seen = now
+
     def _all(self) -> list[_Waiting]:
         with self._changed:
+            orphans = [each for each in self._waiting if each.change.orphaned]
+            self._waiting.difference_update(orphans)  # they die outside of the lock
             return list(self._waiting)
 
     def _tell_all(self) -> None:

@@ -203,13 +203,16 @@ class OmniConnectorBase(ABC):
         import asyncio
 
         look = asyncio.get_running_loop().run_in_executor(None, get)
-        try:
-            return await asyncio.shield(look)
-        except asyncio.CancelledError:
-            found = await look
-            if found is None:
-                raise
-            return found  # it was taken already: too late for being cancelled, or it would be lost
+        cancelled: asyncio.CancelledError | None = None
+        while not look.done():
+            try:
+                await asyncio.wait([look])  # which leaves it alone when it is cancelled, and again
+            except asyncio.CancelledError as error:
+                cancelled = error
+        found = look.result()
+        if found is None and cancelled is not None:
+            raise cancelled
+        return found  # it was taken already: too late for being cancelled, or it would be lost
 
     @abstractmethod
     def cleanup(self, request_id: StageId) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from omni_fastshm import janitor, segments
@@ -99,6 +99,9 @@ class Producer:
         # Held while segments are added, and when their names go. Re-entrant, for a signal handler may put, or close,
         # while the thread that it interrupts holds it; a close then leaves the rest to that thread.
         self._changing = threading.RLock()
+        # Whoever wants that lock holds this one first, and the thread that takes memory passes here before each step:
+        # a lock alone goes to the one that runs, again and again, and a put would wait until all memory is there.
+        self._door = threading.RLock()
         self._shut_later = False
         self._torn_down = False
         # First come, first served among those who wait for room. Weak: whoever leaves by an exception that a signal
@@ -137,7 +140,7 @@ class Producer:
         if self._extra and time.monotonic() >= self._trim_at:
             self.trim_idle()
         if self._segments > 1 and self.capacity + self._segment_bytes > self.max_bytes:
-            with self._changing:  # not the segment that another thread has just added for its own payload
+            with self._change():  # not the segment that another thread has just added for its own payload
                 self._reshape(size)
         if not self._queue:
             room = self.outbox.reserve(size)
@@ -163,10 +166,15 @@ class Producer:
         return self._queue_up(size, attempt, time.monotonic() + timeout_s)
 
     def _find_room(self, size: int, attempt: Callable[[], T | None]) -> T | None:
+        with self._change():  # whoever finds another thread adding a segment waits for it, whatever his time limit
+            return None if self.closed else self._make_room(size, attempt)
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Change segments; a close that a signal handler could not finish meanwhile is finished at the end."""
         try:
-            with self._changing:  # whoever finds another thread adding a segment waits for it, whatever his time limit
-                made = None if self.closed else self._make_room(size, attempt)
-            return made
+            with self._door, self._changing:
+                yield
         finally:
             if self._shut_later:
                 self._shut()
@@ -182,9 +190,15 @@ class Producer:
             )
         if made is None and self.outbox.reap():
             made = attempt()  # dead readers held enough: no need for more memory
-        while made is None and self._take_more():
-            made = attempt()
+        if made is None:
+            made = self._attempt_with_more(attempt)
         if made is None and self._grow(size) and not self.closed:
+            made = self._attempt_with_more(attempt)  # another thread's put may have been there first
+        return made
+
+    def _attempt_with_more(self, attempt: Callable[[], T | None]) -> T | None:
+        made = attempt()
+        while made is None and self._take_more():
             made = attempt()
         return made
 
@@ -285,7 +299,9 @@ class Producer:
 
     def _take_rest(self) -> None:
         more = True
-        while more:  # the lock is free in between: a put that needs it waits for one step
+        while more:
+            with self._door:  # a put that needs the lock waits for one step
+                pass
             with self._changing:
                 more = self._take_more()
             if self._shut_later:
@@ -310,7 +326,7 @@ class Producer:
     def trim_idle(self) -> None:
         """Look for blocks that are free again and for segments that nothing has used for a while."""
         self._trim_at = time.monotonic() + self._idle_ns / 2e9
-        with self._changing:
+        with self._change():
             self._trim(self._idle_ns)
 
     def _trim(self, idle_ns: int) -> None:

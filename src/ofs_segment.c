@@ -75,7 +75,8 @@ int ofs_segment_map(int fd, uint64_t size, bool populate, bool apart, void **bas
 
 void ofs_segment_populate(void *at, uint64_t size)
 {
-    (void)madvise(at, size, MADV_POPULATE_WRITE); /* before Linux 5.14: a fault per page, once */
+    uint64_t begun = (uintptr_t)at % (uint64_t)sysconf(_SC_PAGESIZE); /* of a page that has its table entry, most likely */
+    (void)madvise((char *)at - begun, size + begun, MADV_POPULATE_WRITE); /* before Linux 5.14: a fault per page, once */
 }
 
 int ofs_segment_unmap(void *base, uint64_t size)

@@ -86,7 +86,9 @@ class Space:
         """There is something new under this key, or a reason to look."""
         with self.changed:
             self.changed.notify_all()
-            for watcher in self.watchers.get(key, ()):
+            for watcher in [
+                *self.watchers.get(key, ())
+            ]:  # the garbage collector may end a task that waits, and with it one
                 watcher()
 
     def add(self, entry: Entry) -> None:

@@ -322,6 +322,7 @@ class InProcessConnector(OmniConnectorBase):
 
         key: Key = (*check_edge(from_stage, to_stage), request_name(request_id))
         wait_s = check_timeout(timeout)
+        self._check_open("get", key[2])  # in a forked child the lock may be held for ever
         deadline = None if wait_s is None else time.monotonic() + wait_s
         while True:
             change = Change(asyncio.get_running_loop())
@@ -335,12 +336,16 @@ class InProcessConnector(OmniConnectorBase):
                 self._meter.forget_misses(key[:2], 1)  # all looks of one call are one miss at most
                 await asyncio.wait([change.future], timeout=left)
             finally:
-                change.future.cancel()
-                with self._space.changed:
-                    watchers = self._space.watchers[key]
-                    watchers.remove(change.tell)
-                    if not watchers:
-                        del self._space.watchers[key]
+                if self._pid == os.getpid():
+                    self._stop_watching(key, change)
+
+    def _stop_watching(self, key: Key, change: Change) -> None:
+        change.future.cancel()
+        with self._space.changed:
+            watchers = self._space.watchers[key]
+            watchers.remove(change.tell)
+            if not watchers:
+                del self._space.watchers[key]
 
     def _claim(self, key: Key, number: int | None, deadline: float | None) -> Entry | None:
         with self._space.changed:

@@ -474,22 +474,19 @@ class SharedMemoryConnector(OmniConnectorBase):
         copy: bool | None = None,
         device: Any = None,
     ) -> tuple[Any, int] | None:
-        misses, edge = 0, known_edge(from_stage, to_stage)
+        edge = known_edge(from_stage, to_stage)
         stage, key = stage_hash(edge[1]), (edge_hash(*edge), request_hash(request_name(request_id)))
         wait_s = 0 if metadata is not None else check_timeout(timeout)
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        try:
-            while True:
-                arrivals = self._arrivals_for(stage)
-                seen = 0 if arrivals is None else arrivals.listen()  # before the look: what comes after it rings
-                found = self.get(from_stage, to_stage, request_id, metadata, copy=copy, device=device)
-                left = None if deadline is None else deadline - time.monotonic()
-                if found is not None or arrivals is None or (left is not None and left <= 0):
-                    return found
-                misses += 1
-                await arrivals.wait(functools.partial(self._there, arrivals.directory, *key), seen, left)
-        finally:
-            self._meter.forget_misses(edge, misses)  # all looks of one call are one miss at most
+        while True:
+            arrivals = self._arrivals_for(stage)
+            seen = 0 if arrivals is None else arrivals.listen()  # before the look: what comes after it rings
+            found = self.get(from_stage, to_stage, request_id, metadata, copy=copy, device=device)
+            left = None if deadline is None else deadline - time.monotonic()
+            if found is not None or arrivals is None or (left is not None and left <= 0):
+                return found
+            self._meter.forget_misses(edge, 1)  # all looks of one call are one miss at most
+            await arrivals.wait(functools.partial(self._there, arrivals.directory, *key), seen, left)
 
     def _there(self, directory: Directory, edge_id: int, hashed: tuple[int, int]) -> bool:
         try:
@@ -501,12 +498,12 @@ class SharedMemoryConnector(OmniConnectorBase):
         """Who tells about payloads for that stage; None where the look itself will say why there is nobody."""
         if self._stopped or not self._key_lookup:
             return None
-        directory = self._sound_directory()
-        arrivals = self._arrivals.get(stage)
-        if directory is not None and (arrivals is None or arrivals.directory is not directory):
-            with self._lock:
+        with self._lock:  # of two loops that begin to wait at once, both are to know the same one
+            directory = self._sound_directory()
+            arrivals = self._arrivals.get(stage)
+            if directory is not None and (arrivals is None or arrivals.directory is not directory):
                 arrivals = self._arrivals[stage] = Arrivals(directory, stage)
-        return arrivals
+            return arrivals
 
     def _get_by_metadata(
         self, edge: tuple[str, str], request: str, metadata: Metadata, copy: bool | None, device: Any
@@ -605,16 +602,17 @@ class SharedMemoryConnector(OmniConnectorBase):
             lease = inbox.hold(block, sequence)
             if lease is None:
                 return None
+            if lease.brief:
+                try:
+                    _check_lease(lease, edge, request, size)
+                    return self._decode_and_take(lease, True, device)
+                finally:
+                    lease.release()  # also after an error, whose traceback would keep it: others wait for this slot
             _check_lease(lease, edge, request, size)
-            if not lease.brief:
-                found = self._decode_and_take(lease, copy, device)
-                if self._trace is not None and found is not None:
-                    self._trace.note(inbox, block, sequence, edge, request, lease)
-                return found
-            try:
-                return self._decode_and_take(lease, True, device)
-            finally:
-                lease.release()
+            found = self._decode_and_take(lease, copy, device)
+            if self._trace is not None and found is not None:
+                self._trace.note(inbox, block, sequence, edge, request, lease)
+            return found
         except SegmentError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -736,6 +734,8 @@ class SharedMemoryConnector(OmniConnectorBase):
 
     def _close(self) -> None:
         directory = self._directory
+        for arrivals in list(self._arrivals.values()):
+            arrivals.stop()
         try:
             deadline = time.monotonic() + self._settings["linger_s"]
             try:
@@ -747,8 +747,6 @@ class SharedMemoryConnector(OmniConnectorBase):
                         self._dropped += producer.close(0)
             tell_dropped(self._dropped, self.namespace)
         finally:
-            for arrivals in list(self._arrivals.values()):
-                arrivals.stop()
             if directory is not None:
                 for stage in range(BELLS):
                     directory.ring(stage)  # waiting gets of this process look around, and find it closed
@@ -783,6 +781,9 @@ class SharedMemoryConnector(OmniConnectorBase):
             if self._closed_meanwhile():  # by a signal handler, while it was made
                 producer.close(0)
                 self._producer = None
+                directory, self._directory = self._directory, None
+                if directory is not None:  # joined after the close
+                    leave_directory(directory)
                 self._refuse("put")
             return producer
 
@@ -893,6 +894,9 @@ class _Claims:
 
 def _disown(connector: SharedMemoryConnector) -> None:
     connector._forked = connector._stopped = True
+    for arrivals in connector._arrivals.values():
+        arrivals.disown()
+    connector._trace = None  # another thread may have held its lock
     connector._final = {**connector.health(), "status": "forked"}
 
 

@@ -13,8 +13,10 @@ import pytest
 from support import leftovers
 
 from omni_fastshm import consumer, segments
+from omni_fastshm._core import READER_SLOTS, Segment
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
-from omni_fastshm.errors import SegmentError
+from omni_fastshm.errors import MetadataError, SegmentError
+from omni_fastshm.reading import LOCK_READER0
 
 SMALL = {"segment_bytes": 1 << 20, "max_bytes": 8 << 20, "shm_threshold_bytes": 0}
 
@@ -227,3 +229,24 @@ class TestGone:
             with pytest.raises(SegmentError, match="no memory for it"):
                 receiver.get("a", "b", "r", metadata)
         assert receiver.health()["leases"] == 0
+
+
+def test_a_late_comer_with_wrong_metadata_leaves_the_shared_slot(make: Any) -> None:
+    """All processes from the 32nd on wait for it; the error that its caller keeps must not keep the lease."""
+    sender = make()
+    metadata = sender.put("a", "b", "r", np.arange(10_000))[2]
+    others = segments.open_descriptor(metadata["shm"]["name"])
+    assert others is not None
+    try:
+        for slot in range(READER_SLOTS - 1):
+            assert Segment.lock(others, "others", LOCK_READER0 + slot)
+        late = make()
+        wrong = {"shm": {**metadata["shm"], "size": 7}, "size": 7}
+        with pytest.raises(MetadataError, match="7 bytes") as kept:
+            late.get("a", "b", "r", wrong)
+        assert not Segment.locked(others, "others", LOCK_READER0 + READER_SLOTS - 1)
+        assert late.health()["leases"] == 0
+        assert late.get("a", "b", "r", metadata)[0][-1] == 9999
+        del kept
+    finally:
+        os.close(others)

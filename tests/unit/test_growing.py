@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ from support import leftovers
 from support.child import Children
 
 from omni_fastshm import producer, segments
+from omni_fastshm.connectors import shared_memory
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
-from omni_fastshm.errors import SegmentError
+from omni_fastshm.errors import ConnectorClosed, SegmentError
 
 MIB = 1 << 20
 SEGMENT = 16 * MIB
@@ -90,6 +92,38 @@ def test_a_put_without_room_takes_what_it_needs(make: Any, by_hand: None) -> Non
     assert reserved(sender) > SEGMENT - MIB - 8192
     assert put(sender, 99, MIB + 1) is None, "max_bytes holds"
     assert [int(view[-1]) for view in views] == list(range(15))
+
+
+def test_a_put_whose_new_memory_another_one_takes(make: Any, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = make(max_bytes=SEGMENT, put_timeout_s=0)
+    put(sender, 0, 100_000)
+    sender.cleanup(0)
+    sender._producer._trim(0)
+    add, others = sender._producer._add_segment, []
+
+    def taken_meanwhile(*args: Any) -> None:
+        add(*args)
+        others.append(put(sender, 1, 3 * MIB))
+
+    monkeypatch.setattr(sender._producer, "_add_segment", taken_meanwhile)
+    assert put(sender, 2, 5 * MIB) is not None
+    assert len(others) == 1
+
+
+def test_closed_by_a_signal_handler_while_it_joins_the_directory(
+    make: Any, monkeypatch: pytest.MonkeyPatch, shm_names: Any
+) -> None:
+    sender = make()
+    join = shared_memory.open_directory
+
+    def closed_meanwhile(*args: Any, **more: Any) -> Any:
+        sender.close()
+        return join(*args, **more)
+
+    monkeypatch.setattr(shared_memory, "open_directory", closed_meanwhile)
+    with pytest.raises(ConnectorClosed):
+        put(sender, 1, 100_000)
+    assert shm_names() == []
 
 
 def test_readers_that_mapped_it_early_see_what_comes_later(make: Any, by_hand: None) -> None:
@@ -182,3 +216,78 @@ def test_large_segments_ask_for_huge_pages(make: Any) -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").exists():
         pytest.skip("this kernel has no huge pages for shared memory")
     assert "hg" in part[part.index("VmFlags:") :].splitlines()[0].split()
+
+
+def test_page_tables_are_filled_whatever_the_first_payload_needs(make: Any) -> None:
+    """Not only from whole pages on: the first payload ends anywhere, and with it what the segment begins with."""
+    sender = make()
+    put(sender, 1, 5 * MIB + 100)
+    for thread in threading.enumerate():
+        if thread.name == "omni-fastshm-memory":
+            thread.join(20)
+    if tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
+        pytest.skip("this kernel fills no page tables of what is mapped already")
+    [segment] = sender._producer.outbox.data_segments()
+    part = Path("/proc/self/smaps").read_text().split(segment.name, 1)[1]
+    resident = int(part[part.index("Rss:") :].split()[1]) * 1024
+    assert resident > reserved(sender) - 8192 > 2 * producer._FIRST
+
+
+class Door:
+    """Counts the steps of the other thread from the moment on in which this one has it."""
+
+    def __init__(self, lock: Any, steps: list[str]) -> None:
+        self._lock, self._steps = lock, steps
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if threading.current_thread() is threading.main_thread():
+            self._steps.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_put_that_needs_more_waits_for_one_step(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not until the thread has all: it must not take the lock again and again while somebody waits for it."""
+    steps: list[str] = []
+    begun, needed = threading.Event(), threading.Event()
+    take = producer.Producer._take_more
+
+    def counted(self: Any) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            needed.set()
+            return take(self)
+        steps.append("step")
+        begun.set()
+        return not needed.is_set()
+
+    monkeypatch.setattr(producer.Producer, "_take_more", counted)
+    sender = make()
+    put(sender, 1, 3 * MIB)
+    assert begun.wait(20)
+    sender._producer._door = Door(sender._producer._door, steps)
+    put(sender, 2, 3 * MIB)
+    assert len(steps) <= 2
+
+
+@pytest.mark.parametrize("during", ["health", "put"])
+def test_closed_by_a_signal_handler_while_it_looks_for_idle_segments(
+    make: Any, monkeypatch: pytest.MonkeyPatch, namespace: str, during: str
+) -> None:
+    sender = make(segment_bytes=MIB, idle_segment_s=0)
+    for n in range(2):  # two segments, so that puts look for idle ones as well
+        put(sender, n, MIB - 4096)
+    trim = sender._producer._trim
+
+    def closed_meanwhile(idle_ns: int) -> None:
+        sender.close()
+        trim(idle_ns)
+
+    monkeypatch.setattr(sender._producer, "_trim", closed_meanwhile)
+    if during == "health":
+        sender.health()
+    else:
+        with pytest.raises(ConnectorClosed):
+            put(sender, 2, 100_000)
+    assert leftovers.data_names(namespace) == []
