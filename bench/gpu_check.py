@@ -7,8 +7,8 @@ processes. Under five minutes. The exit status is 0 when it ran and every byte w
 is no GPU.
 
 For a machine without a network, ``--pack`` copies the packages that it needs beside torch and numpy into
-`build/gpu-check`, where the script finds them: take the folder along. ``--stand-in`` takes host memory for a GPU: it checks
-this script, and its figures mean nothing.
+`build/gpu-check`, where the script finds them: take the folder along. ``--stand-in`` takes host memory for a GPU: it
+checks this script, and its figures mean nothing.
 """
 
 from __future__ import annotations
