@@ -306,7 +306,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 self._refuse("put")
             self._count_refusal(edge, request, plan.size, *self._why_no_room(producer, plan))
             return None
-        if begun is not None or plan.deferred:
+        if plan.deferred or (begun is not None and begun.room is not None):
             if failed := self._staging.fill(plan, room, begun):
                 try:
                     raise failed
