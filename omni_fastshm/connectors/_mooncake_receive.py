@@ -8,10 +8,9 @@ import mmap
 import struct
 import time
 import weakref
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from omni_fastshm import codec
+from omni_fastshm._codec import Decoder
 from omni_fastshm.base import Metadata
 from omni_fastshm.errors import MetadataError
 from omni_fastshm.metadata import inline_frame
@@ -42,17 +41,17 @@ class Receiver:
         shelf: where payloads are.
         gate: whether the connector is open.
         namespace: of the connector.
-        decode: further arguments of `codec.decode`.
+        decoder: makes objects of frames.
     """
 
-    def __init__(self, shelf: Shelf, gate: Gate, *, namespace: str, decode: Mapping[str, Any]) -> None:
+    def __init__(self, shelf: Shelf, gate: Gate, *, namespace: str, decoder: Decoder) -> None:
         self.own_memory = 0
         """How many reads found the local buffer full."""
         self._shelf = shelf
         self._session = shelf.session
         self._gate = gate
         self._namespace = namespace
-        self._decode = decode
+        self._decoder = decoder
         self._leases: dict[int, tuple[weakref.ref[Any], float]] = {}  # with the time they were taken, oldest first
         self._lease_numbers = itertools.count()
 
@@ -73,7 +72,7 @@ class Receiver:
             raise MetadataError(f"metadata must be the dict that put returned, not {type(metadata).__name__}", op="get")
         if "inline_bytes" in metadata:
             frame = inline_frame(metadata, request)
-            return codec.decode(frame, device=how.device, **self._decode), len(frame)
+            return self._decoder.read(frame, None, None, True, how.device), len(frame)
         return self._take(item_of(metadata, edge, request, self._namespace), how)
 
     def by_key(self, edge: tuple[str, str], request: str, wait_s: float | None, how: How) -> tuple[Any, int] | None:
@@ -105,9 +104,7 @@ class Receiver:
         try:
             if not announced:
                 raise _not_announced(item, "something else is in the store")
-            data = codec.decode(
-                view, source=_Copy(view), copy=how.copy, writable=item.takers == 1, device=how.device, **self._decode
-            )
+            data = self._decoder.read(view, _Copy(view), how.copy, item.takers == 1, how.device)
         except Exception as error:
             # Bytes that nobody can read must not wait for a taker for ever. What was removed while it was read may be
             # a mixture: that is no error of the payload, somebody else has taken it.
@@ -123,8 +120,9 @@ class Receiver:
 
     def _fetch(self, item: Item) -> Any:
         """The payload's bytes in memory of this process; None where it is not there."""
-        self._shelf.check_master()
         session, key = self._session, self._shelf.names.payload(item)
+        if session.lost:
+            self._shelf.check_master()
         started = time.monotonic()
         handle = session.get_buffer(key)
         if handle is not None:

@@ -68,11 +68,13 @@ class Sender:
             if session.lost and not session.master_answers():
                 answer = RPC_FAIL
                 return item, answer
-            deadline = time.monotonic() + self.timeout_s
+            deadline = 0.0  # set when something has to be waited for
             stored = -(-size // 64) * 64  # item.stored
-            if not (ledger.add(item, stored) or self._wait_for_room(item, stored, deadline)):
-                answer = FULL
-                return item, answer
+            if not ledger.add(item, stored):
+                deadline = time.monotonic() + self.timeout_s
+                if not self._wait_for_room(item, stored, deadline):
+                    answer = FULL
+                    return item, answer
             # `plan` and `parts` hold the memory that the addresses are in.
             parts = plan.gather(_DIRECT_FROM)
             if len(parts[0]) > _MOST_PARTS:
@@ -82,9 +84,10 @@ class Sender:
             else:
                 code = self._place(item, parts)
             if code != OK:
+                deadline = deadline or time.monotonic() + self.timeout_s
                 item, code = self._place_again(tried, code, parts, deadline)
             if code == OK and self._shelf.key_lookup:
-                code = self._publish(item, deadline)
+                code = self._publish(item, deadline or time.monotonic() + self.timeout_s)
             if self._gate.stopped:
                 self._shelf.take_back(item)  # closed meanwhile: nobody would drop it
                 self._gate.check("put")
@@ -97,7 +100,10 @@ class Sender:
             answer = error.code
             return item, answer
         finally:
-            self._end(tried, answer)
+            if answer == OK and len(tried) == 1:
+                ledger.under_way.pop(item.nonce, None)
+            else:
+                self._end(tried, answer)
 
     def _end(self, tried: list[Item], answer: int | None) -> None:
         """Of a put, however it ends: with a code, or with what a signal handler raised somewhere."""

@@ -83,13 +83,13 @@ class MooncakeConnector(OmniConnectorBase):
         placement = self._session.placement(settings["hard_pin"])
         self._shelf = Shelf(self._session, self._names, self._ledger, placement, key_lookup=key_lookup)
         self._sender = Sender(self._shelf, self._gate, timeout_s=settings["put_timeout_s"])
-        decode = {
-            "types": tuple(settings["types"]),
-            "allow_pickle": self._pickle,
-            "wire": self._wire,
-            "copy_below": settings["copy_below"],
-        }
-        self._receiver = Receiver(self._shelf, self._gate, namespace=self.namespace, decode=decode)
+        decoder = codec.decoder(
+            types=tuple(settings["types"]),
+            allow_pickle=self._pickle,
+            wire=self._wire,
+            copy_below=settings["copy_below"],
+        )
+        self._receiver = Receiver(self._shelf, self._gate, namespace=self.namespace, decoder=decoder)
         self._gate.stopped = False
         _open.add(self)
 

@@ -56,7 +56,9 @@ def interrupted_before_line(number: int, call: Any, *arguments: Any, **options: 
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         if name in ("_end", "leave") or not file.endswith(("_mooncake_send.py", "_mooncake_ledger.py")):
             return None
-        spared = r"finally|self\._end\(|ledger\.leave\(|return item, answer"
+        spared = (
+            r"finally|if answer == OK and len|under_way\.pop|else:|self\._end\(|ledger\.leave\(|return item, answer"
+        )
         if event == "line" and not re.search(spared, linecache.getline(file, frame.f_lineno)):
             left -= 1
             if left < 0:
