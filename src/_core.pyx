@@ -970,11 +970,6 @@ cdef class Inbox:
         """Drop the takes left of all payloads with this request id; returns how many payloads."""
         return ofs_request_cancel(self.shared, high, low)
 
-    def cancel_older(self, uint64_t edge, uint64_t high, uint64_t low, uint64_t stamp):
-        """Drop the takes left of payloads under this key that were put before `stamp`."""
-        cdef ofs_key key = ofs_key(edge, high, low)
-        return ofs_keys_cancel_older(self.shared, &key, stamp)
-
     @property
     def endpoint(self):
         return ofs_control_endpoint(self.shared)
@@ -1018,6 +1013,20 @@ cdef class Inbox:
             if ofs_readers(self.shared) >> slot & 1 and slot != self.slot:
                 count += _clear_reader(self.shared, self.control, slot)
         return count
+
+
+def cancel_older(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low, uint64_t stamp):
+    """Drop the takes left of payloads under a key that were put before `stamp`, at all of these producers.
+
+    Returns:
+        How many payloads that were.
+    """
+    cdef ofs_key key = ofs_key(edge, high, low)
+    cdef Inbox inbox
+    cdef uint32_t count = 0
+    for inbox in inboxes:
+        count += ofs_keys_cancel_older(inbox.shared, &key, stamp)
+    return count
 
 
 def find_newest(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low):

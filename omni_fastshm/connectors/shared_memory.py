@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from omni_fastshm import _place, codec, janitor, segments
-from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation
+from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation, cancel_older, find_newest
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
 from omni_fastshm.arrivals import Arrivals
@@ -333,9 +333,9 @@ class SharedMemoryConnector(OmniConnectorBase):
             # The new one is there, and the bell has rung, before any goes: a get whose walk through the table missed
             # the new one, and found the old one gone, sees that it rang and looks again.
             producer.directory.ring(stage_hash(edge[1]))
-            for inbox in self._consumer.producers(producer.directory, self.namespace):
-                inbox.cancel_older(edge_id, high, low, stamp)
-            newest = self._consumer.find(producer.directory, self.namespace, edge_id, (high, low))
+            producers = self._consumer.producers(producer.directory, self.namespace)
+            cancel_older(producers, edge_id, high, low, stamp)
+            newest = find_newest(producers, edge_id, high, low)
             if newest is not None and newest[3] > stamp:
                 producer.directory.ring(stage_hash(edge[1]))  # the other may not have rung yet
                 producer.outbox.cancel(block, sequence)  # a later put of this key was published before this one
@@ -550,8 +550,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 inbox, block, sequence, stamp, older = place
                 if older:  # the put that replaces them is not done, or died: nobody gets them after this one
                     directory.ring(stage)
-                    for each in self._consumer.producers(directory, self.namespace):
-                        each.cancel_older(edge_id, *hashed, stamp)
+                    cancel_older(self._consumer.producers(directory, self.namespace), edge_id, *hashed, stamp)
                 found = self._take(inbox, block, sequence, edge, request, None, copy, device)
                 if found is not None:
                     return found  # otherwise somebody was faster, or it was replaced: then the bell rang again
@@ -564,11 +563,14 @@ class SharedMemoryConnector(OmniConnectorBase):
                 deadline = 2**63 if timeout is None else min(now + int(timeout * 1e9), 2**63)
             if now >= deadline:
                 return None
+            if directory.lost():  # asked before a sleep, not after it: whoever is woken has no time for it
+                fresh = self._sound_directory()
+                if fresh is not None and fresh is not directory:
+                    directory = fresh
+                    continue
             directory.wait(stage, seen, self._spin_ns, _SLICE_NS, deadline)
             if self._stopped:
                 self._refuse("get")
-            if directory.lost():
-                directory = self._sound_directory() or directory
 
     def _take(
         self,

@@ -350,7 +350,7 @@ class TestKeys:
         assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6, True), "one more, of another producer"
         newest = one.put(b"3", stamp=7)
         assert _core.find_newest(inboxes, *KEY) == (one.inbox, *newest, 7, True)
-        assert one.inbox.cancel_older(*KEY, 7) == 1
+        assert _core.cancel_older((one.inbox,), *KEY, 7) == 1
         assert one.get(newest).take()
         assert _core.find_newest(inboxes, *KEY) == (two.inbox, *newer, 6, False)
         assert _core.find_newest(inboxes, 0, 0, 0) is None
