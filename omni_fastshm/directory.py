@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import threading
+from collections.abc import Iterator
 
 from omni_fastshm import segments
 from omni_fastshm._core import LOCK_MAKER, LOCK_OWNER, LOCK_USERS, Directory, Segment
 from omni_fastshm.errors import FastShmError, MetadataError, SegmentError
 
 SIZE = 16384
+_inside: list[int] = []  # threads that make, join or remove a directory; twice: in a signal handler meanwhile
+os.register_at_fork(after_in_child=_inside.clear)
+
+
+@contextlib.contextmanager
+def _entered() -> Iterator[None]:
+    thread = threading.get_ident()
+    _inside.append(thread)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # a fork in between
+            _inside.remove(thread)
+
+
+def _lock_wait(fd: int, name: str, byte: int, exclusive: bool = True) -> None:
+    if _inside.count(threading.get_ident()) > 1 and not Segment.lock(fd, name, byte, exclusive):
+        # The lock may be held by the very call that this signal handler interrupts: it would wait for ever.
+        raise SegmentError(
+            f"{name} is being made or removed by the call that a signal handler interrupts: put again later",
+            errno=errno.EAGAIN,
+            op="open",
+            segment=name,
+        )
+    Segment.lock_wait(fd, name, byte, exclusive)
 
 
 def open_directory(namespace: str, *, make: bool = True) -> Directory | None:
@@ -23,7 +51,11 @@ def open_directory(namespace: str, *, make: bool = True) -> Directory | None:
         SegmentError: there is no room for it.
         MetadataError: something that is not ours stands under its name.
     """
-    name = segments.directory_name(namespace)
+    with _entered():
+        return _open(segments.directory_name(namespace), make)
+
+
+def _open(name: str, make: bool) -> Directory | None:
     for _ in range(1000):  # each round means that somebody else made or removed it meanwhile
         with segments.no_fork:
             fd = segments.open_descriptor(name)
@@ -67,7 +99,7 @@ def _join(name: str, fd: int) -> Directory | None:
     try:
         if not Segment.lock(fd, name, LOCK_USERS, False):
             # Until whoever removes it is done, or has died before it was. Shared: others may use it by then.
-            Segment.lock_wait(fd, name, LOCK_USERS, False)
+            _lock_wait(fd, name, LOCK_USERS, False)
         if not Segment.inspect(fd, name)[4]:
             os.close(fd)
             return None
@@ -78,7 +110,7 @@ def _join(name: str, fd: int) -> Directory | None:
     if _has_memory(segment) and Directory.valid(segment):
         return Directory(segment)
     # Being made, or left half-made. With the maker's lock nobody changes it any more: look again, at its present size.
-    Segment.lock_wait(segment.fd, name, LOCK_MAKER)
+    _lock_wait(segment.fd, name, LOCK_MAKER)
     segment = Segment(name, os.dup(segment.fd), False, True)  # the same open file, and so the same locks
     if _has_memory(segment) and Directory.valid(segment):
         Segment.unlock(segment.fd, name, LOCK_MAKER)
@@ -120,8 +152,9 @@ def leave_directory(directory: Directory) -> None:
     segment = directory.segment
     if segment.fd < 0:
         return
-    Segment.unlock(segment.fd, segment.name, LOCK_USERS)
-    # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
-    if not _has_orphans(segment.name):
-        remove_if_unused(segment.fd, segment.name)
-    segment.close_descriptor()
+    with _entered():
+        Segment.unlock(segment.fd, segment.name, LOCK_USERS)
+        # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
+        if not _has_orphans(segment.name):
+            remove_if_unused(segment.fd, segment.name)
+        segment.close_descriptor()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from support import leftovers
 
@@ -344,3 +345,21 @@ def test_one_that_is_finished_while_it_is_joined_is_used(namespace: str, monkeyp
     makers[0].segment.close_descriptor()
     directory.leave_directory(other)
     directory.leave_directory(joined)
+
+
+def test_a_signal_handler_puts_while_the_directory_is_made(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock that tells others to wait is held by the very call that the handler interrupts."""
+    first, second = connect(SharedMemoryConnector), connect(SharedMemoryConnector)
+    payload = np.zeros(100_000)
+    make, answers = segments.make, []
+
+    def interrupted(name: str, *args: Any, **more: Any) -> Any:
+        made = make(name, *args, **more)
+        if name.endswith(".dir"):
+            answers.append(second.put("a", "b", "inner", payload))
+        return made
+
+    monkeypatch.setattr(segments, "make", interrupted)
+    assert first.put("a", "b", "outer", payload)[0]
+    assert answers == [(False, 0, None)]
+    assert second.put("a", "b", "later", payload)[0]
