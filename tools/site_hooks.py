@@ -30,7 +30,6 @@ LANGUAGES = {
     ".json": "json",
     ".yaml": "yaml",
 }
-COMING = ["devices.md", "sizing.md", "metrics.md"]
 LARGEST = 200_000  # characters of a file that is shown whole
 
 
@@ -79,13 +78,13 @@ def content(path: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Expands the folders in the navigation, and leaves out pages that are still being written."""
+    """Expands the folders in the navigation."""
 
     def expanded(entry: Any) -> Any:
         if isinstance(entry, dict):
             return {title: expanded(body) for title, body in entry.items()}
         if isinstance(entry, list):
-            return [expanded(body) for body in entry if body not in COMING or (ROOT / DOCS / body).is_file()]
+            return [expanded(body) for body in entry]
         if entry.endswith("/"):
             return sorted(str(path.relative_to(ROOT / DOCS)) for path in (ROOT / DOCS / entry).glob("*.md"))
         return entry
