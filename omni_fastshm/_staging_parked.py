@@ -92,10 +92,10 @@ class Parked:
             self._let_go(entry)
 
     def _let_go(self, entry: _Entry) -> None:
+        entry.keep = None  # outside of the lock: leases are given back here
         with self._changed:
             if entry in self._entries:
                 self._entries.remove(entry)
-        entry.keep = None  # outside of the lock: leases are given back here
 
     def _run(self) -> None:
         while True:

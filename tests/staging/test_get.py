@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from support.fake_device import FakeDevices
+from support.fake_device import FakeDevices, until
 
 from omni_fastshm import InProcessConnector, codec, register_type
 from omni_fastshm.errors import CodecError, ConfigError, DeviceError
@@ -18,14 +17,6 @@ from omni_fastshm.placement import ByPath, path_text
 from omni_fastshm.staging import Staging, parked
 
 BIG = torch.arange(60_000, dtype=torch.float32)
-
-
-def until(condition: Any) -> None:
-    """For what another thread does by itself; nothing is called that would do it."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -101,7 +92,7 @@ def test_each_by_its_path(make: Any, fake: FakeDevices) -> None:
     until(lambda: not len(parked))
     assert consumer.health()["leases"] == 1, "the views on the host have it"
     del leaf, leaves, got
-    assert consumer.health()["leases"] == 0
+    until(lambda: consumer.health()["leases"] == 0)
 
 
 def test_the_rest() -> None:
