@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from omni_fastshm.settings import check_timeout
 
@@ -17,6 +17,7 @@ __all__ = ["Metadata", "OmniConnectorBase", "StageId"]
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between looks of an `aget` where nothing tells of arrivals
 
 StageId = str | int
+_Self = TypeVar("_Self", bound="OmniConnectorBase")
 Metadata = dict[str, Any]
 
 
@@ -257,7 +258,7 @@ class OmniConnectorBase(ABC):
             ConnectorClosed: after `close`.
         """
 
-    def __enter__(self) -> OmniConnectorBase:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(
