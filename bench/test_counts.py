@@ -76,8 +76,8 @@ def test_a_message_through_the_ring_makes_no_system_call_no_file_and_no_page_fau
         assert looks <= figures["messages"], (load, figures)
         assert not figures["system_calls"], (load, figures)
         figures["looks_at_names"] = looks
-        # A fault or two in a thousand messages are the process's own (its heap grew, the kernel looked at a page).
-        assert sum(figures["minor_faults"]) <= figures["messages"] // 100, (load, figures)
+        # A fault or two are the process's own (its heap grew, the kernel looked at a page), however few the messages.
+        assert sum(figures["minor_faults"]) <= max(2, figures["messages"] // 100), (load, figures)
 
 
 @pytest.mark.usefixtures("strace")
