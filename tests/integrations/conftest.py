@@ -53,5 +53,9 @@ def make_told(connect: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def errors(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """A function that gives what was logged at WARNING and above."""
-    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= 30]
+    """A function that gives what was logged at WARNING and above, apart from what a close says of untaken payloads."""
+    return lambda: [
+        line
+        for record in caplog.records
+        if record.levelno >= 30 and not (line := record.getMessage()).startswith("closed with ")
+    ]
