@@ -64,7 +64,7 @@ bench-vllm-omni: $(VLLM)/.ready
 
 # Not the CPU build of torch, which pip would prefer where it lies at hand: the other wheels do not load beside it.
 $(VLLM)/.ready: $(SOURCES)
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check "vllm==0.30.0" "vllm-omni==0.30.0" \
 		"torch==2.13.0,!=2.13.0+cpu" "setuptools==84.2.1" "cython==3.3.1" "posix_ipc==1.3.2" "pytest==9.2.0"
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
@@ -105,12 +105,12 @@ matrix:
 
 # Only the tools: nothing is compiled for the pages, and no torch is needed.
 $(DOCS_STAMP): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/extra.py docs | xargs $(BIN)/pip install --quiet --disable-pip-version-check
 	touch $@
 
 $(STAMP): $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools==84.2.1" "cython==3.3.1"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[demo,dev]"
 	touch $(STAMP)

@@ -1,4 +1,4 @@
-"""Copies between a GPU and shared memory, measured where it is run; one script for a short stay on a GPU machine.
+"""Copies between a GPU and shared memory, measured where it is run: one script, in less than five minutes.
 
 ``python bench/gpu_check.py`` builds the compiled modules if they are missing, runs the tests marked `gpu`, and prints
 GB/s through the ring beside those of a page-locked buffer (what the machine can do) and of pageable memory (`.cpu()`,

@@ -279,7 +279,8 @@ def _ring(stage: str, members: list[EdgePlan], extra: Mapping[str, Any]) -> Ring
     largest = max(rounded(each.load.size) for each in members)
     count = max(-(-payloads // _ONE_SEGMENT), 1)
     if len({rounded(each.load.size) for each in members}) == 1:
-        segment = _up(-(-(payloads // largest) // count) * largest)  # whole payloads in each
+        each = -(-(payloads // largest) // count)  # whole payloads in each
+        segment, count = _up(each * largest), -(-(payloads // largest) // each)
     else:  # gaps remain between payloads of several sizes, and at the end of each segment
         segment = _up(int(payloads / count * _GAPS) + largest)
     limit = count * segment

@@ -46,7 +46,7 @@ def test_what_it_takes_along(tmp_path: Path) -> None:
 
 
 def test_with_a_stand_in(tmp_path: Path) -> None:
-    """Every step but CUDA's own calls, so that the script is not run for the first time on rented hardware."""
+    """Every step but CUDA's own calls, so that the script does not run for the first time where a GPU is."""
     file = tmp_path / "figures.json"
     done = run("--stand-in", "--no-tests", "--seconds", "0.01", "--up-to", "1 MiB", "--json", str(file))
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from omni_fastshm.errors import CodecError, ConnectorClosed
 from omni_fastshm.settings import Setting, parse_settings
 
 from ._vllm_keys import SentKeys
-from ._vllm_transport import CLOSED, Found, Put, Transport, threshold_of
+from ._vllm_transport import CLOSED, Found, Put, Transport, all_of, threshold_of
 from ._vllm_wire import Serializer, Wire
 
 __all__ = ["Keyed", "Plain", "Told"]
@@ -153,7 +153,8 @@ class Keyed(_Contract):
     keyed = True
 
     def __init__(self, config: dict[str, Any]) -> None:
-        given = {name: config[name] for name in _SETTINGS if name in config}
+        known = all_of(config)
+        given = {name: known[name] for name in _SETTINGS if name in known}
         self._unread_ttl_s: float = parse_settings(type(self).__name__, _SETTINGS, given)["unread_ttl_s"]
         super().__init__(config)
         self._sent = SentKeys(self._last.has)  # not of self: a connector goes with its last reference
@@ -163,6 +164,10 @@ class Keyed(_Contract):
 
     def _make_room(self) -> bool:
         """Drop what nobody waits for any more: the host ends requests of text alone with a mark that nobody reads."""
+        if (
+            not self._last.knows_unread
+        ):  # most of it was read long ago: to ask the store for each key would take for ever
+            return False
         stale = self._sent.older_than(self._unread_ttl_s)
         dropped = sum(map(self.cleanup, stale))
         if dropped:

@@ -12,7 +12,7 @@ from omni_fastshm.base import OmniConnectorBase
 from omni_fastshm.connectors import _watch
 from omni_fastshm.settings import NAMESPACE_VARIABLE, Setting
 
-__all__ = ["CLOSED", "Found", "MooncakeTransport", "SharedMemoryTransport", "Transport"]
+__all__ = ["CLOSED", "Found", "MooncakeTransport", "SharedMemoryTransport", "Transport", "all_of", "threshold_of"]
 
 NAMESPACE = "vllm-omni"
 THRESHOLD = 65536
@@ -30,7 +30,13 @@ _ROOMY = 4  # views are handed out while more than this part of the mount is fre
 
 
 class Transport(Protocol):
-    """What carries payloads; stages are as the host calls them."""
+    """What carries payloads; stages are as the host calls them.
+
+    Attributes:
+        knows_unread: do `has` and `cancel` tell whether there is something under a key?
+    """
+
+    knows_unread: bool
 
     def put(self, stages: tuple[Any, Any], key: str, envelope: Any) -> Put: ...
     def has(self, key: str) -> bool: ...
@@ -45,6 +51,8 @@ class Transport(Protocol):
 
 class _Closed:
     """In place of the transport before a connector stands and after its close: nothing works, nothing raises."""
+
+    knows_unread = False
 
     def put(self, stages: tuple[Any, Any], key: str, envelope: Any) -> Put:
         return False, 0, None
@@ -77,16 +85,21 @@ class _Closed:
 CLOSED = _Closed()
 
 
+def all_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The host's settings, with those that stand in an `extra` of their own."""
+    inner = config.get("extra")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
+
+
 def _chosen(config: Mapping[str, Any], table: Mapping[str, Setting]) -> dict[str, Any]:
     """Those of the host's settings that are meant for us; the host mixes its own among them."""
-    inner = config.get("extra")
-    given = {**config, **inner} if isinstance(inner, Mapping) else config
+    given = all_of(config)
     return {name: given[name] for name in table if name in given and name not in _OURS and given[name] is not None}
 
 
 def threshold_of(config: Mapping[str, Any]) -> int:
     """The largest payload that travels inside the metadata in the December 2025 generation, in bytes."""
-    return int(config.get("shm_threshold_bytes", THRESHOLD))
+    return int(all_of(config).get("shm_threshold_bytes", THRESHOLD))
 
 
 def _wire_settings(config: Mapping[str, Any], table: Mapping[str, Setting], *, keyed: bool) -> dict[str, Any]:
@@ -113,6 +126,8 @@ class SharedMemoryTransport:
         ConfigError: one of our settings is wrong.
         SegmentError: there is no room for the directory.
     """
+
+    knows_unread = True
 
     def __init__(self, config: Mapping[str, Any], *, keyed: bool) -> None:
         from omni_fastshm.connectors.shared_memory import SETTINGS, SharedMemoryConnector
@@ -171,6 +186,8 @@ class MooncakeTransport:
     Raises:
         ConfigError: one of our settings is wrong, or Mooncake is not installed.
     """
+
+    knows_unread = False
 
     def __init__(self, config: Mapping[str, Any], *, keyed: bool) -> None:
         from omni_fastshm.connectors.mooncake import SETTINGS, MooncakeConnector
