@@ -196,8 +196,12 @@ class OmniConnectorBase(ABC):
             left = math.inf if deadline is None else deadline - time.monotonic()
             if found is not None or metadata is not None or left <= 0:
                 return found
+            self._looked_in_vain(from_stage, to_stage)
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _looked_in_vain(self, from_stage: StageId, to_stage: StageId) -> None:  # noqa: B027 - nothing to count here
+        """Take back what the last look of an `aget` that goes on counted: all of them are one miss at most."""
 
     async def _look(self, get: Callable[[], tuple[Any, int] | None]) -> tuple[Any, int] | None:
         """Run a get that does not wait, but takes its time, in the loop's pool of threads."""

@@ -98,8 +98,9 @@ _closing: list[weakref.WeakMethod[Callable[[Any, Meter, dict[str, Any]], None]]]
 
 def on_close(method: Callable[[Any, Meter, dict[str, Any]], None]) -> None:
     """Call a bound method, while its object lives, with each connector that closes, its meter and its `health()`."""
-    _closing[:] = [each for each in _closing if each() is not None]
-    _closing.append(weakref.WeakMethod(method))
+    with _lock:
+        _closing[:] = [each for each in _closing if each() is not None]
+        _closing.append(weakref.WeakMethod(method))
 
 
 def tell_closed(connector: Any, meter: Meter, health: dict[str, Any]) -> None:

@@ -149,7 +149,11 @@ class InProcessConnector(OmniConnectorBase):
         takers = check_consumers(consumers)
         self._check_open("put", key[2])
         began = _now()
-        entry = Entry(key, data, buffer_bytes(data), takers, self._account, self._key_lookup)
+        try:
+            entry = Entry(key, data, buffer_bytes(data), takers, self._account, self._key_lookup)
+        except Exception:
+            self._meter.failed("put", began, key[:2], key[2])
+            raise
         if self._max_bytes is not None and entry.size > self._max_bytes:
             return _answered(self._told(key, began, self._refuse(entry, "it can never fit")), wait)
         ticket = _Ticket(entry, time.monotonic() + self._put_timeout_s, began)
@@ -158,15 +162,37 @@ class InProcessConnector(OmniConnectorBase):
             self._queue.append(ticket)
             answer = self._enter(ticket) if self._may_enter(ticket) else None
             if answer is None and not wait:
-                if self._helper is None:
-                    self._helper = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-                return self._helper.submit(self._wait_and_tell, ticket)
+                return self._wait_later(ticket)
         if answer is None:
             return self._wait_and_tell(ticket)
         return _answered(self._told(key, began, answer), wait)
 
+    def _wait_later(self, ticket: _Ticket) -> Future[Answer]:
+        if self._helper is None:
+            self._helper = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+        try:
+            future = self._helper.submit(self._wait_and_tell, ticket)
+        except BaseException:  # no more threads
+            self._withdraw(ticket)
+            raise
+        future.add_done_callback(lambda _: self._withdraw(ticket))  # one that is cancelled never gets to its turn
+        return future
+
+    def _withdraw(self, ticket: _Ticket) -> None:
+        """A ticket that stayed at the head of the queue would keep out all others for ever."""
+        with self._space.changed:
+            if ticket in self._queue:
+                self._queue.remove(ticket)
+                self._space.changed.notify_all()
+
     def _wait_and_tell(self, ticket: _Ticket) -> Answer:
-        return self._told(ticket.entry.key, ticket.began, self._wait_for_room(ticket))
+        key = ticket.entry.key
+        try:
+            answer = self._wait_for_room(ticket)
+        except Exception:
+            self._meter.failed("put", ticket.began, key[:2], key[2])
+            raise
+        return self._told(key, ticket.began, answer)
 
     def _told(self, key: Key, began: int, answer: Answer) -> Answer:
         # Not under the lock: an observer may take its time.

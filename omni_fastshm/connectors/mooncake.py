@@ -111,7 +111,8 @@ class MooncakeConnector(OmniConnectorBase):
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
         takers = consumers if type(consumers) is int and 0 < consumers < 256 else check_consumers(consumers)
         if not wait:
-            return self._helper().submit(self.put, *edge, request, data, consumers=takers)
+            with self._lock:  # a close meanwhile ends the helper
+                return self._helper().submit(self.put, *edge, request, data, consumers=takers)
         began = _now()
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle)
@@ -132,11 +133,10 @@ class MooncakeConnector(OmniConnectorBase):
         return answer
 
     def _helper(self) -> ThreadPoolExecutor:
-        with self._lock:
-            self._gate.check("put")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
-            return self._executor
+        self._gate.check("put")
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+        return self._executor
 
     def _say_refused(self, item: Item, code: int) -> None:
         self._count.refused += 1
@@ -218,6 +218,9 @@ class MooncakeConnector(OmniConnectorBase):
             describe_code(code),
             extra=log_fields(edge, request, 0),
         )
+
+    def _looked_in_vain(self, from_stage: StageId, to_stage: StageId) -> None:
+        self._meter.forget_misses(known_edge(from_stage, to_stage), 1)
 
     # -- the rest
 
@@ -313,9 +316,9 @@ class MooncakeConnector(OmniConnectorBase):
         with self._lock:
             if gate.stopped:
                 return
+            gate.stopped = True  # first: what is told of a cancelled put may put again, and must be refused
             if self._executor is not None:
                 self._executor.shutdown(wait=False, cancel_futures=True)
-            gate.stopped = True
         try:
             self._close()
         except Exception:
@@ -336,8 +339,10 @@ class MooncakeConnector(OmniConnectorBase):
             ledger.retire()
             self._final = self._figures("closed")
             _open.discard(self)
-            tell_closed(self, self._meter, self._final)
-            self._session.release()
+            try:
+                tell_closed(self, self._meter, self._final)
+            finally:
+                self._session.release()
 
     def _linger(self) -> None:
         deadline = time.monotonic() + self._linger_s

@@ -425,6 +425,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 return extent
             if not producer.closed or self._stopped:  # otherwise another thread has just given it up
                 break
+        if self._stopped:
+            self._refuse("allocate")
         self._refused += 1
         raise SegmentError(
             f"no room for a loan of {size} bytes: {producer.outbox.ring.used} of {producer.max_bytes} in use",
@@ -725,8 +727,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         with self._lock:
             if self._stopped:
                 return
+            self._stopped = True  # first: what is told of a cancelled put may put again, and must be refused
             self._later.stop()
-            self._stopped = True
             if self._copiers is not None:
                 self._copiers.close()
         try:

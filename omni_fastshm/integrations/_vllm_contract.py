@@ -164,9 +164,7 @@ class Keyed(_Contract):
 
     def _make_room(self) -> bool:
         """Drop what nobody waits for any more: the host ends requests of text alone with a mark that nobody reads."""
-        if (
-            not self._last.knows_unread
-        ):  # most of it was read long ago: to ask the store for each key would take for ever
+        if not self._last.knows_unread:  # to ask the store for each key would take for ever
             return False
         stale = self._sent.older_than(self._unread_ttl_s)
         dropped = sum(map(self.cleanup, stale))
