@@ -1,7 +1,8 @@
 """vllm-omni's own SharedMemoryConnector beside ours: the same payloads, two processes, turn by turn.
 
 ``make bench-vllm-omni`` runs it where vllm-omni is installed. With ``--publish`` the figures become
-``bench/results/vllm_omni/0.30.json`` and the tables go into ``docs/vllm-omni.md``; ``--check`` says whether those agree.
+``bench/results/vllm_omni/0.30.json``, and the tables go into ``docs/vllm-omni.md``; ``--check`` says whether both
+agree.
 
 What is timed, on one clock for both processes: *one way*, from the call of put to the return of the get that finds the
 payload, the reader polling without a pause; *and read*, the same until every byte of it was read once. Their decoder

@@ -263,6 +263,28 @@ def test_without_waiting_the_future_waits_for_room(make: Make) -> None:
         assert connector.get(0, 1, name, metadata) is not None
 
 
+def test_a_put_that_is_cancelled_in_the_queue_keeps_nobody_out(make: Make) -> None:
+    connector = make(max_bytes=100, put_timeout_s=30)
+    _, _, first = connector.put(0, 1, "a", bytes(100))
+    second, third = (connector.put(0, 1, name, bytes(100), wait=False) for name in "bc")
+    waiting(connector, 2)
+    assert third.cancel(), "its turn has not come"
+    assert connector.get(0, 1, "a", first) is not None
+    assert connector.get(0, 1, "b", second.result(10)[2]) is not None
+    assert run(connector.put, 0, 1, "d", bytes(100)).result(10)[0]
+
+
+def test_a_put_that_close_ends_is_counted_as_an_error(make: Make) -> None:
+    connector = make(max_bytes=100, put_timeout_s=30)
+    connector.put(0, 1, "a", bytes(100))
+    late = run(connector.put, 0, 1, "b", bytes(100))
+    waiting(connector, 1)
+    connector.close()
+    with pytest.raises(ConnectorClosed):
+        late.result(10)
+    assert connector.health()["errors"] == 1
+
+
 def test_a_replaced_payload_counts_as_free(make: Make) -> None:
     connector = make(max_bytes=100, put_timeout_s=0, key_lookup=True, namespace="n")
     assert connector.put(0, 1, "r", bytes(80))[0]

@@ -18,7 +18,7 @@ from support import leftovers
 
 from omni_fastshm import codec, producer, segments
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
-from omni_fastshm.errors import CodecError, SegmentError
+from omni_fastshm.errors import CodecError, ConnectorClosed, SegmentError
 
 KIB = 1024
 SEGMENT = 64 * KIB
@@ -596,3 +596,45 @@ def test_closing_again_leaves_the_memory_of_loans_that_readers_look_at(make: Any
     producer.close(0)
     producer.trim_idle()
     assert (view == 7).all(), "or rather: no SIGBUS"
+
+
+def test_what_close_cancels_may_try_again_and_is_refused(make: Any) -> None:
+    """The callbacks of a cancelled future run inside `close`: none may find the connector open, or hang there."""
+    sender, again = make(max_bytes=SEGMENT, put_timeout_s=30), []
+    put(sender, "held", whole())
+    waits, cancelled = (sender.put("a", "b", name, whole(), wait=False) for name in "xy")
+
+    def try_again(_: Any) -> None:
+        with pytest.raises(ConnectorClosed):
+            sender.put("a", "b", "z", 1, wait=False)
+        again.append(True)
+
+    cancelled.add_done_callback(try_again)
+    closing = threading.Thread(target=sender.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert (cancelled.cancelled(), again) == (True, [True])
+    with pytest.raises(ConnectorClosed):
+        waits.result(10)
+
+
+def test_allocate_on_a_connector_that_closes_says_so(make: Any) -> None:
+    sender = make(max_bytes=SEGMENT, put_timeout_s=30)
+    put(sender, "held", whole())
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            sender.allocate(WHOLE, np.uint8)
+        except BaseException as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not sender._producer._queue:
+        assert asking.is_alive()
+    sender.close()
+    asking.join(10)
+    assert [type(error) for error in failed] == [ConnectorClosed]
+    assert sender.health()["refused"] == 0
