@@ -77,9 +77,18 @@ class Parked:
         with self._changed:
             self._entries.append(_Entry(runtime, event, keep))
             if self._helper and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="omni-fastshm-devices", daemon=True)
-                self._thread.start()
+                self._start_helper()
             self._changed.notify()
+
+    def _start_helper(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="omni-fastshm-devices", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are no more threads now: `poll` lets go, and the next one to be parked tries again
+            self._thread = None
+        except BaseException:
+            self._thread = None  # if it runs after all there may be two, which does no harm
+            raise
 
     def keep_for_good(self, keep: Any) -> None:
         """For what a device may be writing to, when the device cannot even say that any more."""

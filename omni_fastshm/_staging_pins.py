@@ -26,7 +26,8 @@ class Pinned:
         address: where the segment begins.
         end: where its mapping ends; memory may come to it up to there.
         chunks: the ranges that were registered, ``(address, nbytes)``, each beginning where the one before ends.
-        done: where the last of them ends.
+        done: up to there it stays page-locked, and whoever sees this may copy without asking for the lock. Chunks that
+            lie behind it may be unregistered yet, when the driver refuses the next one.
         whole: no more of it will be registered: the driver refused, or the cap is reached.
     """
 
@@ -43,6 +44,10 @@ class Pinned:
     def covers(self, address: int, nbytes: int) -> bool:
         """Is there nothing more to be done for that range?"""
         return self.whole or min(address + nbytes, self.end) <= self.done
+
+    def reached(self) -> int:
+        """Where the last chunk ends."""
+        return sum(self.chunks[-1]) if self.chunks else self.address
 
     def pieces(self, address: int, nbytes: int) -> Iterator[tuple[int, int]]:
         """``(offset, nbytes)`` of the parts of a range that no boundary between chunks cuts.
@@ -118,30 +123,28 @@ class Pins:
 
     def _register(self, pinned: Pinned, segment: Segment, limit: int) -> None:
         end = pinned.address + segment.size  # it may grow meanwhile: what comes later is registered later
-        first = not pinned.chunks
-        while pinned.done < end:
-            size = min(self._chunk_bytes, end - pinned.done)
+        first = pinned.done == pinned.address
+        while (at := pinned.reached()) < end:
+            size = min(self._chunk_bytes, end - at)
             if self.total + size > limit:
-                logger.info(
-                    "%s: pin_bytes ends its page-locking at %d bytes", segment.name, pinned.done - pinned.address
-                )
+                logger.info("%s: pin_bytes ends its page-locking at %d bytes", segment.name, at - pinned.address)
                 pinned.whole = True
-                return
-            code = pinned.runtime.register(pinned.done, size)
+                break
+            code = pinned.runtime.register(at, size)
             if code:
                 self._give_up(pinned, segment, code, first)
-                return
-            pinned.chunks.append((pinned.done, size))
+                break
+            pinned.chunks.append((at, size))
             self.total += size
-            pinned.done += size
+        pinned.done = pinned.reached()
 
     def _give_up(self, pinned: Pinned, segment: Segment, code: int, undo: bool) -> None:
         """The driver refuses. Copies go on without: slower, and right."""
-        pinned.whole = True
         why = pinned.runtime.describe_error(code)
         pinned.runtime.clear_error()
         if undo:  # what was there before may have copies on their way
             self._unregister(pinned)
+        pinned.whole = True  # not before: from now on others copy, and no range may go under their copies
         self.warn(
             f"{segment.name} cannot be page-locked: {why}. Copies from and to devices go on through unlocked memory, "
             "which is slower; `omni-fastshm doctor` shows the limits, `pin: false` silences this"

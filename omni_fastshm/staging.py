@@ -219,30 +219,49 @@ class Uploads:
         """
         moved, self._moved = self._moved, {}
         problem: Exception | None = None
-        for (runtime, key), pairs in moved.items():
-            try:
-                self._finish_device(runtime, key, pairs, wait)
-            except Exception as error:  # the other devices' copies have to be seen to all the same
-                problem = error
+        try:
+            while moved:
+                (runtime, key), pairs = moved.popitem()
+                try:
+                    self._finish_device(runtime, key, pairs, wait)
+                except Exception as error:  # the other devices' copies have to be seen to all the same
+                    problem = error
+        finally:
+            for (runtime, key), pairs in moved.items():  # after Ctrl-C
+                with contextlib.suppress(Exception):  # `_event` has kept them then
+                    parked.park(runtime, self._event(runtime, key, pairs), [tensor for _, tensor in pairs])
         if problem is not None:
             raise _device_error("copies to a device failed", problem, "get")
 
     def _finish_device(self, runtime: DeviceRuntime, key: Any, pairs: list[tuple[Any, Any]], wait: bool) -> None:
-        side, current = runtime.side_stream(key, "in"), runtime.current_stream(key)
-        try:
-            event = runtime.record(side, key)
-        except BaseException:
-            parked.keep_for_good(pairs)
-            raise
+        event = self._event(runtime, key, pairs)
+        tensors = [tensor for _, tensor in pairs]
         if not wait:
-            parked.park(runtime, event, [tensor for _, tensor in pairs])
+            parked.park(runtime, event, tensors)
         try:
+            current = runtime.current_stream(key)
             runtime.wait_event(current, event)
             for flat, _ in pairs:
                 runtime.record_stream(flat, current)
         finally:
             if wait:
-                runtime.synchronize(event)
+                self._wait(runtime, event, tensors)
+
+    def _event(self, runtime: DeviceRuntime, key: Any, pairs: list[tuple[Any, Any]]) -> Any:
+        try:
+            return runtime.record(runtime.side_stream(key, "in"), key)
+        except BaseException:
+            parked.keep_for_good(pairs)
+            raise
+
+    def _wait(self, runtime: DeviceRuntime, event: Any, tensors: list[Any]) -> None:
+        try:
+            runtime.synchronize(event)
+        except Exception:  # the device does nothing more with them
+            raise
+        except BaseException:
+            parked.park(runtime, event, tensors)
+            raise
 
 
 class Begun:
@@ -268,6 +287,7 @@ class Begun:
         self._ready: Ready | None = Ready(plan.deferred_tensors())
         self._download: Download | None = None
         self._later = contextlib.ExitStack()
+        self._problem: DeviceError | None = None
 
     def start(self, producer: Any, room: Reservation, staging: Staging) -> None:
         """Enqueue the copies from devices now: they run while the caller goes on. `finish` says what fails.
@@ -277,10 +297,10 @@ class Begun:
         assert self._ready is not None
         self.producer, self.room = producer, room
         runtime, _ = _of(self.plan.deferred_tensors()[0])
-        if not staging.locked(room.address, self.plan.frame_size, runtime):
-            return
-        self._download = Download(room)
         try:
+            if not staging.locked(room.address, self.plan.frame_size, runtime):
+                return
+            self._download = Download(room)
             self._download.start(self.plan, self._ready, staging.pin)
         except BaseException:
             self.close()
@@ -303,12 +323,34 @@ class Begun:
 
     def __enter__(self) -> Begun:
         assert self._ready is not None
-        self._later.enter_context(self._ready.later())
+        try:
+            self._later.enter_context(self._ready.later())
+        except Exception as error:  # `ordered` says it, where a put that fails is counted
+            self._problem = _device_error("a device does not wait for what was enqueued before", error)
+        except BaseException:
+            self.close()
+            raise
         return self
 
+    def ordered(self) -> codec.Plan:
+        """The plan, for whoever has entered this.
+
+        Raises:
+            DeviceError: the work of this thread cannot be put after the caller's.
+        """
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            try:
+                raise problem
+            finally:
+                del problem  # its traceback has this frame
+        return self.plan
+
     def __exit__(self, *_: Any) -> None:
-        self._later.close()
-        self.close()
+        try:
+            self._later.close()
+        finally:
+            self.close()
 
 
 class Staging:
@@ -359,9 +401,14 @@ class Staging:
         """
         parked.poll()
         download = None if begun is None else begun.take()
-        if download is None:
-            download = Download(room)
+        if download is not None:
+            return download.finish(plan)
+        download = Download(room)
+        try:
             download.start(plan, Ready(plan.deferred_tensors()), self.pin)
+        except BaseException:  # Ctrl-C: devices may be writing to the room by now
+            download.abandon()
+            raise
         return download.finish(plan)
 
     def read(

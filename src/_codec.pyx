@@ -1184,7 +1184,7 @@ cdef class Plan:
             A list of ``(offset in the frame, nbytes, tensor)``; the tensors are flat, of uint8, each on its device.
         """
         cdef list waiting = self.waiting or []
-        self.taken = self.deferred
+        self.taken = self.taken or self.deferred
         self.waiting = None
         self.deferred = False
         return [

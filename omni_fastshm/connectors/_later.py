@@ -18,6 +18,7 @@ class Later:
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self.order = threading.RLock()  # for who takes room and then submits: no other one submits between
         self._roomless = 0
 
     @property
@@ -36,14 +37,19 @@ class Later:
             The future of its result. When it is cancelled, what was begun is given up.
         """
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+            self._executor = _started()
         if begun is None or begun.room is None:
             with self._lock:
                 self._roomless += 1
             roomless = 1
         else:
             roomless = 0
-        future: Future[Any] = self._executor.submit(send, begun=begun)
+        try:
+            future: Future[Any] = self._executor.submit(send, begun=begun)
+        except BaseException:
+            with self._lock:
+                self._roomless -= roomless
+            raise
 
         def done(future: Future[Any]) -> None:
             with self._lock:
@@ -58,3 +64,10 @@ class Later:
         """Cancel what has not begun; the rest ends by itself."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _started() -> ThreadPoolExecutor:
+    """With its thread: where none can be had, what was submitted would wait in the queue for one, and be sent later."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="omni-fastshm-put")
+    executor.submit(int)
+    return executor

@@ -195,13 +195,18 @@ class SharedMemoryConnector(OmniConnectorBase):
     def _submit(
         self, edge: tuple[str, str], request: str, data: Any, takers: int
     ) -> Future[tuple[bool, int, Metadata | None]]:
-        begun = self._begin(data) if devices.in_use() else None
-        with self._lock:
-            if self._stopped:
+        with self._later.order:
+            begun = self._begin(data) if devices.in_use() else None
+            try:
+                with self._lock:
+                    if self._stopped:
+                        self._refuse("put")
+                    send = functools.partial(self._put_claiming, edge, request, data, takers)
+                    return self._later.submit(send, begun)
+            except BaseException:
                 if begun is not None:
                     begun.close()
-                self._refuse("put")
-            return self._later.submit(functools.partial(self._put_claiming, edge, request, data, takers), begun)
+                raise
 
     def _begin(self, data: Any) -> Begun | None:
         """What of a put that may hold device tensors is done in the caller's thread: to note where its streams are now,
@@ -212,10 +217,12 @@ class SharedMemoryConnector(OmniConnectorBase):
         try:
             plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
             begun = Begun(plan, claims)
-        except Exception:
+        except BaseException as error:
             if claims is not None:
                 claims.settle()
-            return None
+            if isinstance(error, Exception):
+                return None
+            raise
         shared = plan.size >= self.threshold or self._key_lookup or plan.external
         if plan.deferred and shared and producer is not None and self._later.next_is_next:
             try:
@@ -254,7 +261,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         answer: tuple[bool, int, Metadata | None] = (False, 0, None)
         try:
             if begun is not None:
-                plan = begun.plan
+                plan = begun.ordered()
             else:
                 plan = codec.plan(data, wire=self._wire, allow_pickle=self._pickle, loans=claims)
             size: int = plan.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from support.fake_device import FakeDevices, until
 
 from omni_fastshm import InProcessConnector, codec, register_type
+from omni_fastshm._staging_parked import Parked
 from omni_fastshm.errors import CodecError, ConfigError, DeviceError
 from omni_fastshm.placement import ByPath, path_text
 from omni_fastshm.staging import Staging, parked
@@ -297,3 +299,55 @@ def test_a_device_that_fails_at_an_upload(make: Any, fake: FakeDevices) -> None:
     fake.run_all()
     del got
     until(lambda: consumer._consumer.leases == 0)
+
+
+def test_ctrl_c_between_two_devices(make: Any, fake: FakeDevices) -> None:
+    """What both of them read stays until they are done."""
+    producer, consumer = make(), make()
+    metadata = producer.put("a", "b", "r", [BIG, BIG + 1])[2]
+    with fake.held():
+        fake.interrupt_at = {"wait_event": 1}
+        try:
+            consumer.get("a", "b", "r", metadata, device={"[0]": "meta:0", "[1]": "meta:1"})
+            pytest.fail("no Ctrl-C came")
+        except KeyboardInterrupt:
+            pass
+        gc.collect()
+        assert len(parked) == 2
+        assert consumer._consumer.leases == 1
+    fake.run_all()
+    until(lambda: consumer._consumer.leases == 0)
+
+
+def test_ctrl_c_while_waiting_for_two_devices(make: Any, fake: FakeDevices) -> None:
+    frame = codec.plan({"a": BIG, "b": BIG + 1}).to_bytes()
+    where = {"a": "meta:0", "b": "meta:1"}
+    with fake.held():
+        fake.interrupt_at = {"synchronize": 1}
+        with pytest.raises(KeyboardInterrupt):
+            Staging("auto", 1 << 30).read(codec.decoder(), frame, None, None, True, where, True)
+        assert len(parked) == 2
+    fake.run_all()
+    until(lambda: not len(parked))
+
+
+def test_no_thread_to_let_go(fake: FakeDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`poll` does it meanwhile, and the next one that is parked finds a thread again."""
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    own = Parked()
+    side = fake.side_stream(0, "out")
+    with fake.held():
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            for _ in range(2):
+                own.park(fake, fake.record(side, 0), object())
+        assert len(own) == 2
+    fake.run_all()
+    own.poll()
+    assert not len(own)
+    own.park(fake, fake.record(side, 0), object())
+    until(lambda: not len(own))
+    until(lambda: own._thread is None)

@@ -120,6 +120,30 @@ def test_registration_fails_halfway(
     assert producer.health()["pinned_bytes"] == 0
 
 
+def test_nobody_copies_through_what_may_be_unregistered_yet(
+    fake: FakeDevices, segment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread goes ahead without the lock as soon as `covers` is true."""
+    own, seen = Pins(chunk_bytes=MIB), []
+
+    def looking(call: Any) -> Any:
+        def called(*args: Any) -> Any:
+            found = own.find(segment.address)
+            seen.append(found is not None and (found.covers(segment.address, 1) or found.done > segment.address))
+            return call(*args)
+
+        return called
+
+    for name in ("register", "unregister", "describe_error"):
+        monkeypatch.setattr(fake, name, looking(getattr(fake, name)))
+    fake.refuse = [0, 0, REFUSED]
+    found = own.ensure(segment.address, 1, fake, 8 * MIB)
+    assert seen == [False] * 6
+    assert found is not None
+    assert found.covers(segment.address, segment.size)
+    assert not fake.registered
+
+
 def test_somebody_else_has_it_locked(make: Any, fake: FakeDevices, caplog: pytest.LogCaptureFixture) -> None:
     producer = make()
     address = producer.allocate((60_000,), torch.float32).data_ptr()

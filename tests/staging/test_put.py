@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import gc
+import threading
 import warnings
 from concurrent.futures import CancelledError
 from typing import Any
@@ -16,6 +18,7 @@ from support.fake_device import FakeDevices, until
 from omni_fastshm import codec
 from omni_fastshm._core import segment_at
 from omni_fastshm.errors import CodecError, ConnectorClosed, DeviceError
+from omni_fastshm.staging import parked
 
 BIG = torch.arange(60_000, dtype=torch.float32)
 
@@ -234,6 +237,96 @@ def test_a_device_that_fails(make: Any, fake: FakeDevices, namespace: str, fault
     assert equal(keyed.get("a", "b", "r")[0], BIG)
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_ctrl_c_between_the_copies(make: Any, fake: FakeDevices, copies: int) -> None:
+    """What was enqueued by then still writes: nobody else gets that room meanwhile."""
+    producer, consumer = make(), make()
+    with fake.held():
+        fake.interrupt_at = {"copy": copies}
+        try:
+            producer.put("a", "b", 1, [fake.tensor(BIG), fake.tensor(BIG, 1)])
+            pytest.fail("no Ctrl-C came")
+        except KeyboardInterrupt:
+            pass
+        gc.collect()
+        assert producer.health()["used_bytes"] >= 2 * BIG.nbytes, "a device still writes there"
+        metadata = producer.put("a", "b", 2, BIG + 1)[2]
+    fake.run_all()
+    until(lambda: not len(parked))
+    assert equal(consumer.get("a", "b", 2, metadata)[0], BIG + 1)
+    until(lambda: producer.health()["used_bytes"] == 0)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_device_that_does_not_wait_for_the_caller(make: Any, fake: FakeDevices, warm: bool) -> None:
+    producer = make()
+    if warm:
+        producer.get("a", "b", "first", producer.put("a", "b", "first", BIG)[2])
+    tensor = fake.tensor(BIG)
+    fake.fail_waits = True
+    with pytest.raises(DeviceError, match="no more events"):
+        producer.put("a", "b", "r", tensor, wait=False).result(20)
+    fake.fail_waits = False
+    assert producer.health()["errors"] == 1
+    assert producer._later.next_is_next
+    until(lambda: producer.health()["used_bytes"] == 0)
+    got = producer.get("a", "b", "r", producer.put("a", "b", "r", tensor, wait=False).result(20)[2])[0]
+    assert equal(got, BIG)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_no_thread_to_send_from(make: Any, fake: FakeDevices, monkeypatch: pytest.MonkeyPatch, warm: bool) -> None:
+    producer, consumer = make(), make()
+    loan = producer.allocate((60_000,), torch.float32) if warm else BIG.clone()
+    loan.copy_(BIG + 1)
+    payload = {"loan": loan, "t": fake.tensor(BIG)}
+    lent = producer.health()["used_bytes"]
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        try:
+            producer.put("a", "b", "r", payload, wait=False)
+            pytest.fail("there was a thread")
+        except RuntimeError:
+            pass
+    fake.run_all()
+    gc.collect()
+    parked.poll()
+    assert not len(parked), "the room is kept although nobody sends it"
+    assert producer.health()["used_bytes"] == lent
+    assert producer._later.next_is_next
+    metadata = producer.put("a", "b", "r", payload, wait=False).result(20)[2]
+    got = consumer.get("a", "b", "r", metadata)[0]
+    assert equal(got["loan"], BIG + 1)
+    assert equal(got["t"], BIG)
+    if warm:
+        assert producer.health()["used_bytes"] < lent + 2 * BIG.nbytes, "the loan was copied"
+    assert producer.health()["shm_writes"] == 1, "the refused one was sent after all"
+
+
+def test_nobody_submits_between_the_room_and_its_turn(make: Any, fake: FakeDevices, run_thread: Any) -> None:
+    """Who waits for room must not come before somebody who has some and waits for his turn."""
+    producer = make()
+    producer.get("a", "b", "first", producer.put("a", "b", "first", BIG)[2])
+    copy, others = fake.copy, []
+
+    def copy_and_let_others_in(*args: Any) -> None:
+        copy(*args)
+        if not others:
+            others.append(run_thread(producer.put, "a", "b", 2, BIG, wait=False))
+            assert not concurrent.futures.wait(others, 0.3).done, "it was submitted in between"
+
+    fake.copy = copy_and_let_others_in  # type: ignore[method-assign]
+    first = producer.put("a", "b", 1, fake.tensor(BIG), wait=False)
+    assert first.result(20)[0]
+    assert others[0].result(20).result(20)[0]
+    producer.cleanup(1)
+    producer.cleanup(2)
+
+
 def test_errors_of_the_payload_come_from_the_future(make: Any, fake: FakeDevices) -> None:
     producer = make()
     future = producer.put("a", "b", "r", {"t": fake.tensor(BIG), "x": [object()]}, wait=False)
@@ -349,5 +442,8 @@ def test_through_a_frame_without_a_connector(fake: FakeDevices) -> None:
     assert gathered[: plan.frame_size] == plan.to_bytes()
     taken = codec.plan(payload)
     assert [(nbytes, flat.device.type) for _, nbytes, flat in taken.take_deferred()] == [(BIG.nbytes, "meta")]
+    with pytest.raises(CodecError, match="left to the caller"):
+        taken.to_bytes()
+    assert taken.take_deferred() == []
     with pytest.raises(CodecError, match="left to the caller"):
         taken.to_bytes()

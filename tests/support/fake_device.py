@@ -79,7 +79,9 @@ class FakeDevices(DeviceRuntime):
         self.copies = 0
         self.fail_copies = False  # on the device: their event reports it
         self.fail_enqueue = False  # at once
+        self.fail_waits = False  # a stream takes no event to wait for
         self.interrupt = False  # Ctrl-C while somebody waits
+        self.interrupt_at: dict[str, int] = {}  # Ctrl-C once, at the end of that call ("copy": 2, the second copy)
         self.calls = 0
         self.die_at = 0  # at that call into the driver the process is killed
         self._held = 0
@@ -312,8 +314,18 @@ class FakeDevices(DeviceRuntime):
 
     def wait_event(self, stream: Any, event: Any) -> None:
         self._call()
+        if self.fail_waits:
+            raise DeviceFault("no more events")
         with self._moved:
             stream.work.append(lambda: event.complete)
+        self._interrupted("wait_event")
+
+    def _interrupted(self, call: str) -> None:
+        left = self.interrupt_at.pop(call, 0)
+        if left == 1:
+            raise KeyboardInterrupt
+        if left:
+            self.interrupt_at[call] = left - 1
 
     def query(self, event: Any) -> bool:
         self._call()
@@ -328,6 +340,7 @@ class FakeDevices(DeviceRuntime):
         self._call()
         if self.interrupt and not event.complete:
             raise KeyboardInterrupt
+        self._interrupted("synchronize")
         with self._moved:
             while not event.complete:
                 if self._held:
@@ -364,6 +377,7 @@ class FakeDevices(DeviceRuntime):
             self._flying.remove(flying)
 
         self._enqueue(stream, move)
+        self._interrupted("copy")
 
     def _check_range(self, address: int, nbytes: int) -> None:
         for start, size in self.registered.items():
