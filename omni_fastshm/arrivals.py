@@ -13,7 +13,7 @@ from omni_fastshm._core import Directory
 if TYPE_CHECKING:
     import asyncio  # when running where it is used: alone it takes longer than the rest of this package
 
-_SLICE_NS = 50_000_000  # the thread looks this often whether it is stopped and whether the directory was removed
+SLICE_NS = 50_000_000  # whoever waits for arrivals looks this often for signals, for close, and for its directory
 _IDLE_S = 5.0  # a thread that nobody needs for so long ends
 
 
@@ -84,7 +84,7 @@ class Arrivals:
                 self._waiting.add(waiting)
                 self._changed.notify()
         if not watched:  # no more threads: the caller looks now and then
-            await asyncio.sleep(_SLICE_NS / 1e9 if left_s is None else min(left_s, _SLICE_NS / 1e9))
+            await asyncio.sleep(SLICE_NS / 1e9 if left_s is None else min(left_s, SLICE_NS / 1e9))
             return
         try:
             if (self.listen() ^ seen) & ~1:
@@ -121,7 +121,7 @@ class Arrivals:
         while self._needed():
             now = self.listen()
             self._tell_of(now)
-            if not self.directory.wait(self._stage, now, 0, _SLICE_NS, 2**63) and self.directory.lost():
+            if not self.directory.wait(self._stage, now, 0, SLICE_NS, 2**63) and self.directory.lost():
                 self._tell_all()  # nothing new rings here any more
 
     def _needed(self) -> bool:

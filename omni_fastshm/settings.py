@@ -495,6 +495,19 @@ def check_consumers(n: Any) -> int:
     raise ConfigError(f"consumers: {describe(n)} is not a whole number from 1 to {_MAX_CONSUMERS}")
 
 
+def check_copy(copy: Any) -> None:
+    """Is this what `get` takes for `copy`?
+
+    Args:
+        copy: None, True or False.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if copy is not None and type(copy) is not bool:
+        raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False", op="get")
+
+
 def check_timeout(t: Any) -> float | None:
     """A time to wait.
 

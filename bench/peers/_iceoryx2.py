@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import payloads
 from bench.peers import _framing
 
 WITHIN_S = 60.0
@@ -22,13 +23,16 @@ class Port:
     Args:
         place: prefix of all names.
         side: which end.
-        size: bytes of the longest message.
+        load: what is sent, which says how long the longest message is.
         depth: how many messages may be under way.
         listens: the subscriber sleeps until it is notified, and the publisher notifies.
     """
 
-    def __init__(self, place: str, side: str, size: int, depth: int, listens: bool) -> None:
+    def __init__(self, place: str, side: str, load: str, depth: int, listens: bool) -> None:
         import iceoryx2 as iox
+
+        # Room for the tensors, their alignment, and what msgpack says about everything else.
+        size = payloads.tensor_bytes(payloads.make(load)) + 64 * payloads.KIB
 
         iox.set_log_level(iox.LogLevel.Error)
         self.prefix = f"{place}-iox_"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench import payloads
 from bench.peers._iceoryx2 import Port, get, put
 
 __all__ = ["differs", "get", "label", "open", "own_channel", "put", "requires"]
@@ -14,6 +13,4 @@ requires = ("iceoryx2",)
 
 
 def open(place: str, side: str, load: str, depth: int) -> Port:
-    # Room for the tensors, their alignment, and what msgpack says about everything else.
-    size = payloads.tensor_bytes(payloads.make(load)) + 64 * payloads.KIB
-    return Port(place, side, size, depth, listens=True)
+    return Port(place, side, load, depth, listens=True)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from omni_fastshm._core import find_newest
+from omni_fastshm.arrivals import SLICE_NS
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
 
 __all__ = ["Watch"]
-
-_SLICE_NS = 50_000_000  # a wait looks this often for signals and for close
 
 
 class Watch:
@@ -46,9 +45,8 @@ class Watch:
         Returns:
             False also for a moment while a payload is replaced by a newer one; the bell rings then.
         """
-        connector = self._connector
-        directory = connector._directory
-        if directory is None or (directory.lost() and (directory := connector._sound_directory()) is None):
+        directory, connector = self._directory(), self._connector
+        if directory is None:
             return False
         high, low = request_hash(request)
         producers = connector._consumer.producers(directory, connector.namespace)
@@ -90,7 +88,7 @@ class Watch:
             directory = self._heard
             if directory is None or time.monotonic_ns() >= deadline:
                 return False
-            directory.wait(self._bell, generation & 0xFFFFFFFF, 0, _SLICE_NS, deadline)
+            directory.wait(self._bell, generation & 0xFFFFFFFF, 0, SLICE_NS, deadline)
 
     def _directory(self) -> Directory | None:
         connector = self._connector

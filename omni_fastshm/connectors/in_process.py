@@ -19,7 +19,6 @@ from omni_fastshm.arrivals import Change
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.errors import (
     CodecError,
-    ConfigError,
     ConnectorClosed,
     ForkedConnector,
     MetadataError,
@@ -30,6 +29,7 @@ from omni_fastshm.placement import check_placement
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
+    check_copy,
     check_edge,
     check_timeout,
     describe,
@@ -299,8 +299,7 @@ class InProcessConnector(OmniConnectorBase):
         """
         key: Key = (*check_edge(from_stage, to_stage), request_name(request_id))
         wait_s = check_timeout(timeout)
-        if copy is not None and not isinstance(copy, bool):
-            raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False")
+        check_copy(copy)
         check_placement(device)
         self._check_open("get", key[2])
         began = _now()

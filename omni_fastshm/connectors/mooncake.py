@@ -13,14 +13,14 @@ from omni_fastshm import codec
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
-from omni_fastshm.errors import ConfigError, ConnectorClosed
+from omni_fastshm.errors import ConnectorClosed
 from omni_fastshm.loans import own_memory
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.placement import check_placement
 from omni_fastshm.settings import (
     check_consumers,
+    check_copy,
     check_timeout,
-    describe,
     known_edge,
     parse_settings,
     request_name,
@@ -183,8 +183,7 @@ class MooncakeConnector(OmniConnectorBase):
             self._gate.check("get")
         edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
-        if copy is not None and type(copy) is not bool:
-            raise ConfigError(f"copy: {describe(copy)} is neither None, True nor False", op="get")
+        check_copy(copy)
         if device is not None:
             check_placement(device)
         wait_s = check_timeout(timeout)

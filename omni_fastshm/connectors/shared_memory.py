@@ -15,7 +15,7 @@ from omni_fastshm import _place, codec, janitor, segments
 from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation, cancel_older, find_newest
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
-from omni_fastshm.arrivals import Arrivals
+from omni_fastshm.arrivals import SLICE_NS, Arrivals
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
 from omni_fastshm.connectors._later import Later
 from omni_fastshm.connectors._watch import Watch
@@ -40,6 +40,7 @@ from omni_fastshm.producer import Producer
 from omni_fastshm.settings import (
     Setting,
     check_consumers,
+    check_copy,
     check_timeout,
     known_edge,
     parse_settings,
@@ -111,7 +112,6 @@ _THREADS_FROM = 16 << 20  # below that, waking the threads takes what they win (
 _NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well; it ends at some time
 _SAY_AGAIN_S = 60.0  # so often at most a connector logs that payloads travel inline for one and the same reason
 _LOOKS = 100  # a get looks again while the bell rings, but not for ever: other payloads of its stage ring it as well
-_SLICE_NS = 50_000_000  # a waiting get looks this often for signals and for close
 
 
 class SharedMemoryConnector(OmniConnectorBase):
@@ -455,7 +455,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._refuse("get")
         edge = known_edge(from_stage, to_stage)
         request = request_id if type(request_id) is str and request_id.isascii() else request_name(request_id)
-        _check_copy(copy)
+        check_copy(copy)
         if device is not None:
             check_placement(device)
         if timeout != 0 or isinstance(timeout, bool):
@@ -577,7 +577,7 @@ class SharedMemoryConnector(OmniConnectorBase):
                 if fresh is not None and fresh is not directory:
                     directory = fresh
                     continue
-            directory.wait(stage, seen, self._spin_ns, _SLICE_NS, deadline)
+            directory.wait(stage, seen, self._spin_ns, SLICE_NS, deadline)
             if self._stopped:
                 self._refuse("get")
 
@@ -858,11 +858,6 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._forked:
             raise ForkedConnector("this connector was made before a fork: build one of its own in the child", op=op)
         raise ConnectorClosed(f"{op} on a connector that is closed", op=op)
-
-
-def _check_copy(copy: Any) -> None:
-    if copy is not None and type(copy) is not bool:
-        raise ConfigError(f"copy: {copy!r:.60} is neither None, True nor False", op="get")
 
 
 def _check_lease(lease: Lease, edge: tuple[str, str], request: str, size: int | None) -> None:

@@ -104,6 +104,18 @@ class _Contract:
         """After a refusal: is it worth another try?"""
         return False
 
+    def _fetch(self, key: str, take: Callable[..., Found], *arguments: Any) -> Found:
+        """What one of the transport's ways of taking gives, as the host's reader would see it."""
+        try:
+            found = take(*arguments)
+        except ConnectorClosed:
+            self._note_closed("get", key)
+            return None
+        except Exception as error:
+            self._say("get", key, error)
+            return None
+        return self._receive(key, found)
+
     def _receive(self, key: str, found: Found) -> Found:
         if found is None:
             return None
@@ -222,15 +234,7 @@ class Keyed(_Contract):
         return self._take((from_stage, to_stage), key, 0)
 
     def _take(self, stages: tuple[Any, Any], key: str, timeout: float) -> Found:
-        try:
-            found = self._transport.take(stages, key, timeout)
-        except ConnectorClosed:
-            self._note_closed("get", key)
-            return None
-        except Exception as error:
-            self._say("get", key, error)
-            return None
-        return self._receive(key, found)
+        return self._fetch(key, self._transport.take, stages, key, timeout)
 
     def get_with_deadline(
         self, from_stage: Any, to_stage: Any, get_key: str, metadata: Any = None, *, deadline: float
@@ -335,15 +339,7 @@ class Told(_Contract):
                 return metadata["inline"], self._inline_size(metadata)
             logger.error("%s: get of %.200r without metadata of put", type(self).__name__, key)
             return None
-        try:
-            found = self._transport.take_told((from_stage, to_stage), key, metadata)
-        except ConnectorClosed:
-            self._note_closed("get", key)
-            return None
-        except Exception as error:
-            self._say("get", key, error)
-            return None
-        return self._receive(key, found)
+        return self._fetch(key, self._transport.take_told, (from_stage, to_stage), key, metadata)
 
     def _inline_size(self, metadata: dict[str, Any]) -> int:
         if metadata.get("size") or self.serializer is None:
