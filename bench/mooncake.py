@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from bench.documents import check, with_table
 from bench.payloads import leaves, make
 from omni_fastshm.connectors.mooncake import MooncakeConnector
 
@@ -228,13 +229,6 @@ def facts() -> dict[str, Any]:
     }
 
 
-def publish(figures: dict[str, Any]) -> str:
-    """The document's text with these figures."""
-    text = DOCUMENT.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    return f"{text[:begin]}\n\n{table(figures)}\n\n{text[end:]}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--publish", action="store_true", help="keep the figures, and put the table into the document")
@@ -242,9 +236,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="a few rounds, to see that it runs")
     options = parser.parse_args()
     if options.check:
-        same = publish(json.loads(FIGURES.read_text())) == DOCUMENT.read_text()
-        print("docs/mooncake.md and its figures agree" if same else "docs/mooncake.md differs from its figures")
-        return 0 if same else 1
+        return check(DOCUMENT, BEGIN, END, table(json.loads(FIGURES.read_text())))
     if options.smoke:
         for load, (what, _) in LOADS.items():
             LOADS[load] = (what, 2)
@@ -262,7 +254,7 @@ def main() -> int:
     if options.publish:
         FIGURES.parent.mkdir(parents=True, exist_ok=True)
         FIGURES.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
-        DOCUMENT.write_text(publish(figures))
+        DOCUMENT.write_text(with_table(DOCUMENT, BEGIN, END, table(figures)))
     worst = max(
         row[f"ours {step}"] / row[f"bare {step}"] for row in figures["loads"].values() for step in ("put", "get")
     )

@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from bench.documents import check, with_table
+
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE / "results" / "vllm_omni" / "0.30.json"
 DOCUMENT = HERE.parent / "docs" / "vllm-omni.md"
@@ -300,13 +302,6 @@ def facts() -> dict[str, Any]:
     }
 
 
-def publish(figures: dict[str, Any]) -> str:
-    """The document's text with these figures."""
-    text = DOCUMENT.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    return f"{text[:begin]}\n\n{table(figures)}\n\n{text[end:]}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--publish", action="store_true", help="keep the figures, and put the tables into the document")
@@ -314,15 +309,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
     options = parser.parse_args()
     if options.check:
-        same = publish(json.loads(FIGURES.read_text())) == DOCUMENT.read_text()
-        print("docs/vllm-omni.md and its figures agree" if same else "docs/vllm-omni.md differs from its figures")
-        return 0 if same else 1
+        return check(DOCUMENT, BEGIN, END, table(json.loads(FIGURES.read_text())))
     os.environ.setdefault("OMNI_FASTSHM_NAMESPACE", f"bench-{os.getpid()}")
     figures = {"date": datetime.date.today().isoformat(), "machine": facts(), **measure(options.quick)}
     print(table(figures))
     if options.publish:
         FIGURES.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
-        DOCUMENT.write_text(publish(figures))
+        DOCUMENT.write_text(with_table(DOCUMENT, BEGIN, END, table(figures)))
     return 0
 
 
