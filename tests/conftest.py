@@ -23,6 +23,7 @@ pytest.register_assert_rewrite("support", "contract")
 
 from support import leftovers  # noqa: E402
 from support.child import Children  # noqa: E402
+from support.waiting import within  # noqa: E402
 
 TIME_LIMIT_S = 60.0
 # A call that is stuck in native code never runs the signal's handler: then the whole run ends, with stacks.
@@ -122,6 +123,7 @@ def _nothing_left_behind(namespace: str, request: pytest.FixtureRequest) -> Iter
     before = leftovers.Snapshot(namespace)
     yield
     gc.collect()
+    within(5, lambda: not before.difference(), 0.05)  # another thread may be on its last instructions
     left = before.difference()
     leftovers.remove(namespace)
     # The traceback of a failed test keeps its frames alive, and with them connectors and views: what is left
@@ -142,7 +144,9 @@ def connect(_nothing_left_behind: None, request: pytest.FixtureRequest) -> Itera
 
     yield build
     gc.collect()
-    leases = {index: c.health()["leases"] for index, c in enumerate(made)}
+    # Another thread may be about to let go of the last one: a leak is what stays.
+    within(5, lambda: not any(connector.health()["leases"] for connector in made))
+    leases = {index: connector.health()["leases"] for index, connector in enumerate(made)}
     for connector in made:
         connector.close()
     made.clear()

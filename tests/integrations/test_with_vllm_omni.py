@@ -254,10 +254,10 @@ def test_chunks_of_qwen3_omni(quiet_children: Children, worker: str, tmp_path: P
     first.run(
         """
 send(a, ['abort_1', 'abort_10'], 5, rows=4, finish=False)
-wait_until(lambda: a.put_req_chunk['abort_1'] == a.put_req_chunk['abort_10'] == 5)
+until(lambda: a.put_req_chunk['abort_1'] == a.put_req_chunk['abort_10'] == 5)
 before = a.connector.health()['live_blocks']
 a.cleanup_sender('abort_1')
-wait_until(lambda: not a.connector._transport.has('abort_1_0_4'))
+until(lambda: not a.connector._transport.has('abort_1_0_4'))
 """
     )
     left = first.run("result = [n for n in range(5) if a.connector._transport.has(f'abort_10_0_{n}')]")

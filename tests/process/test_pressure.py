@@ -10,13 +10,13 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support import leftovers, payloads
 from support.child import Child, Children
 from support.threads import start
+from support.waiting import until
 
 MIB = payloads.MIB
 ONE = {"segment_bytes": MIB, "max_bytes": MIB}  # room for one payload of `WHOLE` bytes at a time
@@ -36,14 +36,6 @@ class Around:
 
 class Interrupt(BaseException):
     """What ends a wait from outside."""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again; fails after a time that no machine needs."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0)
 
 
 def data_bytes(namespace: str) -> int:
@@ -83,7 +75,7 @@ class Line:
         """Let another thread put payload `number`; returns when it stands in line."""
         self.connector._settings = {**self.connector._settings, "put_timeout_s": timeout_s}
         self.answers[number], self.threads[number] = start(self._put, number)
-        wait_until(lambda: self.threads[number] in self.standing)
+        until(lambda: self.threads[number] in self.standing, 0)
 
     def _put(self, number: int) -> bool:
         ok, _, metadata = self.connector.put("a", "b", number, payloads.array(WHOLE, number))
@@ -279,7 +271,7 @@ class TestDyingReaders:
         child = self.holding(children, connector.put("a", "b", "first", payloads.array(WHOLE))[2])
         line = Line(connector)
         line.join(1)
-        wait_until(lambda: len(line.waits) > 2)
+        until(lambda: len(line.waits) > 2, 0)
         child.kill()
         before = len(line.waits)
         assert line.answers[1].result(30) is True

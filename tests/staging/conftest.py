@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.fake_device import FakeDevices, until
+from support.fake_device import FakeDevices
+from support.waiting import until
 
 from omni_fastshm import _staging_parked
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from support.fake_device import FakeDevices, until
+from support.fake_device import FakeDevices
+from support.waiting import until
 
 from omni_fastshm import InProcessConnector, codec, register_type
 from omni_fastshm._staging_parked import Parked

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fake_device import FakeDevices, until
+from support.fake_device import FakeDevices
+from support.waiting import until
 
 from omni_fastshm import codec
 from omni_fastshm._core import segment_at

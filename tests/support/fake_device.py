@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -427,14 +426,6 @@ class _Marker:
             event = self._event = Event()
             self._stream.work.append(lambda: setattr(event, "complete", True) or True)
         return self._event.complete
-
-
-def until(condition: Any) -> None:
-    """For what another thread does by itself; nothing is called that would do it."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def _mapped(address: int) -> bool:

@@ -68,8 +68,5 @@ class Snapshot:
             new = {n: t for n, t in now.items() if self.descriptors.get(n) != t}
             left += [f"  descriptor {number} -> {target}" for number, target in new.items()]
         left += [f"  child process {pid}" for pid in child_processes() - self.children]
-        for thread in set(threading.enumerate()) - self.threads:
-            thread.join(2)  # a helper thread may be on its last instructions
-            if thread.is_alive():
-                left.append(f"  thread {thread.name}")
+        left += [f"  thread {thread.name}" for thread in set(threading.enumerate()) - self.threads]
         return left

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import types
 from pathlib import Path
 from typing import Any
 
 import torch
-
-LIMIT_S = 60
+from support.waiting import until
 
 
 def load_plugins() -> None:
@@ -78,13 +76,6 @@ def send(sender: Any, names: list[str], chunks: int, *, rows: int, finish: bool 
             sender.save_async({"number": number, "rows": rows}, request(name, finished=last), is_segment_finished=last)
 
 
-def wait_until(true: Any) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
-
-
 def receive(receiver: Any, names: list[str], chunks: int) -> dict[str, list[Any]]:
     """All chunks of all requests, in the order in which the adapter hands them over."""
     requests = {name: request(name) for name in names}
@@ -93,7 +84,7 @@ def receive(receiver: Any, names: list[str], chunks: int) -> dict[str, list[Any]
         for each in requests.values():
             receiver.load_async(each)
         waiting = {each.request_id: name for name, each in requests.items()}
-        wait_until(lambda waiting=waiting: receiver._finished_load_reqs.issuperset(waiting))
+        until(lambda waiting=waiting: receiver._finished_load_reqs.issuperset(waiting))
         for identity, name in waiting.items():
             receiver._finished_load_reqs.discard(identity)
             if receiver.model_mode == "ar":

@@ -35,6 +35,7 @@ SAMPLES = 200
 WARM_UP = 0.2  # of the messages, before memory has to be flat; at least so many bytes through the ring:
 WARM_UP_BYTES = 5 * MAX_BYTES
 FLAT_BYTES = MIB
+SHARED_BYTES = 2 * (MAX_BYTES + CONTROL)  # all that may be on the mount, mapped once by each end in one process
 FULL_CHECK = 1000
 PUT_TIMEOUT_S = 30.0  # a put that waits so long has been forgotten
 PLACE = struct.Struct("<IQQ")
@@ -341,8 +342,12 @@ class Result:
             for column, what in ((1, "anonymous"), (2, "shared")):
                 rise = growth(report.samples, column)
                 part[f"{side}_{what}_growth_bytes"] = None if rise is None else round(rise)
-                if rise is not None and rise > FLAT_BYTES:
+                # Shared memory is bounded, not flat: it grows to the most that was ever on its way at one time.
+                if what == "anonymous" and rise is not None and rise > FLAT_BYTES:
                     self.faults.append(f"{name}: {what} memory of the {side} grew by {rise:.0f} bytes")
+            most = part[f"{side}_shared_bytes_max"] = max((sample[2] for sample in report.samples), default=0)
+            if most > SHARED_BYTES:
+                self.faults.append(f"{name}: the {side} had {most} bytes of shared memory mapped and touched")
         names = [sample[3] for sample in (*sent.samples, *got.samples)]
         part["names_bytes_max"] = max(names, default=0)
         if part["names_bytes_max"] > MAX_BYTES + CONTROL:

@@ -300,6 +300,13 @@ class TestReferee:
             result.add("a way", 1, report, report, 1.0, "nowhere")
             assert len(result.faults) == faults
 
+    def test_mapping_again_and_again_is_seen(self) -> None:
+        for shared, faults in ((messages.SHARED_BYTES, 0), (messages.SHARED_BYTES + 1, 2)):
+            result = messages.Result(1)
+            report = messages.Report(messages=1, samples=[(1, 30_000_000, shared, 0)])
+            result.add("a way", 1, report, report, 1.0, "nowhere")
+            assert len(result.faults) == faults
+
     def test_a_wrong_word_is_seen(self, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(self: messages.Sender, chunk: messages.Chunk) -> Any:
             chunk.starts[5] ^= 1

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from support.threads import start
+from support.waiting import until
 
 from omni_fastshm.connectors import _spaces
 from omni_fastshm.connectors._leaves import buffer_bytes, moved, own_copy, shared_copy
@@ -52,18 +53,9 @@ def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
     return start(function, *args, **kwargs)[0]
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Wait until something is true, at most ten seconds."""
-    deadline = time.monotonic() + 10
-    pause = threading.Event()
-    while not reached():
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.002)
-
-
 def waiting(connector: InProcessConnector, number: int) -> None:
     """Wait until that many puts of the connector wait for room."""
-    wait_until(lambda: len(connector._queue) == number)
+    until(lambda: len(connector._queue) == number)
 
 
 def taken(answer: Any) -> Any:
@@ -541,7 +533,7 @@ def test_a_waiting_get_ends_when_its_payload_comes(make: Make) -> None:
 def test_close_ends_a_waiting_get(make: Make, timeout: Any) -> None:
     connector = make(namespace="n", key_lookup=True)
     future = run(connector.get, 0, 1, "r", timeout=timeout)
-    wait_until(lambda: len(connector._space.changed._waiters) == 1)  # type: ignore[attr-defined]
+    until(lambda: len(connector._space.changed._waiters) == 1)  # type: ignore[attr-defined]
     connector.close()
     with pytest.raises(ConnectorClosed):
         future.result(10)
@@ -577,7 +569,7 @@ def test_close_lingers_for_a_taker(make: Make) -> None:
     producer, consumer = make(linger_s=30), make()
     _, _, metadata = producer.put(0, 1, "r", "x")
     future = run(producer.close)
-    wait_until(lambda: producer._closed)
+    until(lambda: producer._closed)
     with pytest.raises(ConnectorClosed):
         producer.put(0, 1, "r", "y")
     assert not future.done()

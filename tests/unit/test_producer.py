@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import leftovers
+from support.waiting import until
 
 from omni_fastshm import codec, producer, segments
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
@@ -603,6 +604,7 @@ def test_what_close_cancels_may_try_again_and_is_refused(make: Any) -> None:
     sender, again = make(max_bytes=SEGMENT, put_timeout_s=30), []
     put(sender, "held", whole())
     waits, cancelled = (sender.put("a", "b", name, whole(), wait=False) for name in "xy")
+    until(waits.running)  # before that, it is cancelled as well
 
     def try_again(_: Any) -> None:
         with pytest.raises(ConnectorClosed):
