@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from contract.profile import Topic
 from support import leftovers, payloads
+from support.timing import timed
 
 from omni_fastshm.errors import ConfigError, ConnectorClosed, FastShmError
 
@@ -167,7 +168,7 @@ class Closing(Topic):
         with pytest.raises(TimeoutError):
             waiting.result(0.1)
         consumer.close()
-        error = waiting.exception(2)
+        error = waiting.exception(10)
         assert isinstance(error, ConnectorClosed) or waiting.result(0) is None
 
     def test_it_wakes_a_waiting_put(self, run_thread: Any) -> None:
@@ -177,10 +178,10 @@ class Closing(Topic):
         with pytest.raises(TimeoutError):
             waiting.result(0.2)
         producer.close()
-        error = waiting.exception(2)
+        error = waiting.exception(10)
         assert isinstance(error, ConnectorClosed) or waiting.result(0) == (False, 0, None)
 
-    @pytest.mark.time_limit(10)
+    @pytest.mark.time_limit(25)  # less than the calls would wait
     @pytest.mark.parametrize("waiting_in", ["get", "put"])
     def test_from_a_signal_handler(self, waiting_in: str) -> None:
         """As services do on SIGTERM: the handler runs inside the very call that waits."""
@@ -188,15 +189,15 @@ class Closing(Topic):
         connector.put("a", "b", "first", payloads.array(3 << 20))
         previous = signal.signal(signal.SIGUSR1, lambda signum, frame: connector.close())
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-        timer.start()
         start = time.monotonic()
         try:
             with pytest.raises(ConnectorClosed):
+                timer.start()  # in here: it may come at any time
                 if waiting_in == "get":
                     connector.get("a", "b", "r", timeout=30)
                 else:
                     connector.put("a", "b", "r", payloads.array(3 << 20))
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 10
         finally:
             timer.join()
             signal.signal(signal.SIGUSR1, previous)
@@ -207,7 +208,7 @@ class Closing(Topic):
             producer = self.make()
             producer.put("a", "b", "r", payloads.array(100_000))
             for future in [run_thread(producer.close) for _ in range(4)]:
-                assert future.result(5) is None
+                assert future.result(20) is None
 
     def test_while_others_work(self, run_thread: Any) -> None:
         def work(connector: Any, me: int) -> str:
@@ -228,7 +229,7 @@ class Closing(Topic):
             with pytest.raises(TimeoutError):
                 workers[0].result(0.1)
             connector.close()
-            assert [worker.result(10) for worker in workers] == ["closed"] * 4
+            assert [worker.result(30) for worker in workers] == ["closed"] * 4
             assert connector.health()["leases"] == 0
 
 
@@ -236,11 +237,10 @@ class Linger(Topic):
     """`linger_s`: how long close waits for takers of what is untaken."""
 
     def test_it_does_not_wait_by_default(self) -> None:
-        producer = self.make()
-        producer.put("a", "b", "r", payloads.array(100_000))
-        start = time.monotonic()
-        producer.close()
-        assert time.monotonic() - start < 0.2
+        producers = [self.make() for _ in range(5)]  # one for each try of `timed`
+        for producer in producers:
+            producer.put("a", "b", "r", payloads.array(100_000))
+        timed(0, 0.2, lambda: producers.pop().close())
 
     def test_it_ends_when_the_last_payload_is_taken(self, run_thread: Any) -> None:
         producer = self.make(linger_s=20)
@@ -250,16 +250,14 @@ class Linger(Topic):
         with pytest.raises(TimeoutError):
             closing.result(0.2)
         view = consumer.get("a", "b", "r", metadata)[0]
-        closing.result(2)
+        closing.result(10)
         assert payloads.same(view, payloads.array(100_000))
 
     def test_it_ends_when_the_time_is_over(self) -> None:
-        producer, consumer = self.make(linger_s=0.3), self.make()
-        _, _, metadata = producer.put("a", "b", "r", payloads.array(100_000))
-        start = time.monotonic()
-        producer.close()
-        assert 0.3 <= time.monotonic() - start < 0.9
-        assert consumer.get("a", "b", "r", metadata) is None
+        producers, consumer = [self.make(linger_s=0.3) for _ in range(5)], self.make()  # one for each try of `timed`
+        sent = [producer.put("a", "b", "r", payloads.array(100_000))[2] for producer in producers]
+        timed(0.3, 0.9, lambda: producers.pop().close())
+        assert all(consumer.get("a", "b", "r", metadata) is None for metadata in sent[len(producers) :])
 
     def test_with_nothing_untaken_it_does_not_wait(self) -> None:
         producer, consumer = self.make(linger_s=10), self.make()
@@ -267,7 +265,7 @@ class Linger(Topic):
         view = consumer.get("a", "b", "r", metadata)
         start = time.monotonic()
         producer.close()
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 5
         del view
 
 

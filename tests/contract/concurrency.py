@@ -97,7 +97,7 @@ class Threads(Topic):
             _, _, metadata = producer.put("a", "b", n, payloads.array(70_000, n))
             cleaning = run_thread(consumer.cleanup, n)
             answer = consumer.get("a", "b", n, metadata)
-            assert cleaning.result(5) is None
+            assert cleaning.result(20) is None
             assert answer is None or payloads.same(answer[0], payloads.array(70_000, n))
             del answer
         assert producer.health()["live_blocks"] == producer.health()["used_bytes"] == 0
@@ -166,14 +166,14 @@ class Endpoints(Topic):
         sending = [run_thread(send, me) for me in range(4)]
         seen: dict[int, list[int]] = {me: [] for me in range(4)}
         for _ in range(160):
-            me, n, metadata = control.get(timeout=20)
+            me, n, metadata = control.get(timeout=40)
             got, _ = consumer.get(f"s{me}", "sink", n, metadata)
             assert payloads.same(got, payloads.array(100_000, me * 1000 + n))
             seen[me].append(n)
         del got
         assert all(order == list(range(40)) for order in seen.values())
         for future in sending:
-            future.result(5)
+            future.result(20)
         assert all(producer.health()["live_blocks"] == 0 for producer in producers)
 
     def test_one_producer_several_stages(self) -> None:

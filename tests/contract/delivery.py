@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from contract.profile import Topic
 from support import payloads
+from support.timing import timed
 
 
 def settled(connector: Any) -> bool:
@@ -48,11 +49,11 @@ class Once(Topic):
         assert all(consumer.get("a", "b", "r", metadata) is None for metadata in stale)
         assert payloads.same(consumer.get("a", "b", "r", fresh)[0], payloads.array(70_000, -5))
 
-    def test_the_second_answer_comes_at_once(self, run_thread: Any) -> None:
+    def test_the_second_answer_comes_at_once(self) -> None:
         producer, consumer = self.pair()
         _, _, metadata = producer.put("a", "b", "r", payloads.array(100_000))
         consumer.get("a", "b", "r", metadata)
-        assert run_thread(consumer.get, "a", "b", "r", metadata, timeout=0).result(0.5) is None
+        assert timed(0, 0.5, consumer.get, "a", "b", "r", metadata, timeout=0) is None
 
     @pytest.mark.parametrize("takers", [1, 2, 3, 7, 255])
     def test_as_many_takers_as_were_asked_for(self, takers: int) -> None:

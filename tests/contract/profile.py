@@ -26,6 +26,10 @@ class Profile:
     may_overwrite: ClassVar[bool] = True
     exempt: ClassVar[dict[str, str]] = {}
 
+    def puts_that_wait(self, connector: Any) -> int:
+        """How many puts stand in line for room."""
+        raise NotImplementedError
+
 
 class Topic:
     """Base of the classes that hold the contract's tests; `suite` joins them with a profile."""
@@ -34,6 +38,7 @@ class Topic:
     base_settings: ClassVar[dict[str, Any]]
     no_settings: ClassVar[frozenset[str]]
     may_overwrite: ClassVar[bool]
+    puts_that_wait: Callable[[Any], int]
 
     @pytest.fixture(autouse=True)
     def _bind(self, connect: Callable[..., Any], namespace: str) -> None:

@@ -48,6 +48,9 @@ class InProcess(Profile):
         "test_the_longest_namespace": NO_SHARED_MEMORY,
     }
 
+    def puts_that_wait(self, connector: Any) -> int:
+        return len(connector._queue)
+
 
 globals().update(suite(InProcess, TOPICS))
 

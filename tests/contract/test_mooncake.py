@@ -80,6 +80,9 @@ class Mooncake(Profile):
         "test_no_settings_are_needed": "a master has to be named: there is none to guess",
     }
 
+    def puts_that_wait(self, connector: Any) -> int:
+        return len(connector._sender._ledger._line)
+
     def make(self, **settings: Any) -> Any:
         """As for the others, but with one client and the other in turn."""
         turn = self.__dict__.setdefault("turn", itertools.count())

@@ -14,6 +14,7 @@ import pytest
 from contract.profile import Topic
 from support import leftovers, payloads
 from support.timing import timed
+from support.waiting import until
 
 from omni_fastshm.errors import CodecError, ConfigError, ConnectorClosed
 
@@ -43,7 +44,7 @@ class Waiting(Topic):
         with pytest.raises(TimeoutError):
             waiting.result(0.1)
         producer.put("a", "b", "r", payloads.array(nbytes))
-        assert payloads.same(waiting.result(5)[0], payloads.array(nbytes))
+        assert payloads.same(waiting.result(20)[0], payloads.array(nbytes))
 
     @pytest.mark.parametrize("timeout", [1e300, 2**70])
     def test_a_timeout_beyond_any_clock(self, timeout: float, run_thread: Any) -> None:
@@ -52,7 +53,7 @@ class Waiting(Topic):
         with pytest.raises(TimeoutError):
             waiting.result(0.1)
         producer.put("a", "b", "r", 5)
-        assert waiting.result(5)[0] == 5
+        assert waiting.result(20)[0] == 5
 
     def test_from_a_producer_that_starts_later(self, run_thread: Any) -> None:
         consumer = self.keyed()
@@ -60,19 +61,20 @@ class Waiting(Topic):
         with pytest.raises(TimeoutError):
             waiting.result(0.1)
         self.keyed().put("a", "b", "r", 5)
-        assert waiting.result(5)[0] == 5
+        assert waiting.result(20)[0] == 5
 
     def test_the_answer_comes_soon_after_the_payload(self, run_thread: Any) -> None:
         producer, consumer = self.keyed(), self.keyed()
         delays = []
-        for n in range(9):
+        for n in range(12):
             done = run_thread(lambda n=n: (consumer.get("a", "b", n, timeout=20), time.monotonic()))
             with pytest.raises(TimeoutError):
                 done.result(0.05)
             producer.put("a", "b", n, 1)
             sent = time.monotonic()
-            delays.append(done.result(5)[1] - sent)
-        assert statistics.median(delays) < 0.01, delays
+            delays.append(done.result(20)[1] - sent)
+        # A busy machine only ever adds to it; who looks every so often is late by half of that, most of the times.
+        assert statistics.quantiles(delays, n=4)[0] < 0.005, delays
 
     def test_many_wait_and_each_gets_its_own(self, run_thread: Any) -> None:
         producer, consumer = self.keyed(), self.keyed()
@@ -90,17 +92,21 @@ class Waiting(Topic):
 
     def test_of_two_that_wait_for_one_payload_one_gets_it(self, run_thread: Any) -> None:
         producer, consumer = self.keyed(), self.keyed()
-        waiting = [run_thread(consumer.get, "a", "b", "r", timeout=0.6) for _ in range(2)]
+        waiting = [run_thread(consumer.get, "a", "b", "r", timeout=20) for _ in range(2)]
         with pytest.raises(TimeoutError):
             waiting[0].result(0.1)
         producer.put("a", "b", "r", 7)
-        assert sorted(str(f.result(10) and f.result(10)[0]) for f in waiting) == ["7", "None"]
+        until(lambda: any(f.done() for f in waiting))
+        with pytest.raises(TimeoutError):
+            next(f for f in waiting if not f.done()).result(0.2)
+        producer.put("a", "b", "r", 8)
+        assert sorted(f.result(10)[0] for f in waiting) == [7, 8]
 
     def test_with_metadata_of_what_is_gone_nobody_waits_for_ever(self, run_thread: Any) -> None:
         producer, consumer = self.pair()
         _, _, metadata = producer.put("a", "b", "r", payloads.array(100_000))
         consumer.get("a", "b", "r", metadata)
-        assert run_thread(consumer.get, "a", "b", "r", metadata, timeout=0.2).result(2) is None
+        assert run_thread(consumer.get, "a", "b", "r", metadata, timeout=0.2).result(20) is None
 
     @pytest.mark.parametrize("timeout", [None, 30])
     def test_a_signal_handler_runs_and_may_end_the_wait(self, timeout: float | None) -> None:
@@ -113,12 +119,12 @@ class Waiting(Topic):
         consumer = self.keyed()
         previous = signal.signal(signal.SIGUSR1, handler)
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-        timer.start()
         start = time.monotonic()
         try:
             with pytest.raises(Interrupt):
+                timer.start()  # in here: it may come at any time
                 consumer.get("a", "b", "r", timeout=timeout)
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 10
         finally:
             timer.join()
             signal.signal(signal.SIGUSR1, previous)
@@ -136,7 +142,7 @@ class Waiting(Topic):
             took = time.monotonic() - start
             timer.join()
             signal.signal(signal.SIGUSR1, previous)
-        assert 0.5 <= took < 1.2
+        assert 0.5 <= took < 10
         assert hits
 
     def test_other_threads_run_during_the_wait(self, run_thread: Any) -> None:
@@ -195,7 +201,7 @@ class Background(Topic):
         producer.close()
         with pytest.raises(ConnectorClosed):
             future = producer.put("a", "b", "r", 1, wait=False)
-            future.result(5)
+            future.result(20)
 
 
 TOPICS = [Waiting, Background]

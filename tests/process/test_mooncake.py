@@ -91,7 +91,7 @@ class TestHandOver:
         settings = json.dumps(mooncake_child.settings_for(mooncake_master))
         ways = ("end", "raise", "waiting-thread", "background-put", "fork")
         for ending in [run_thread(run_script, "mooncake_exits.py", way, settings) for way in ways]:
-            ending.result(55)
+            ending.result(160)
 
     def test_a_process_without_standard_error(self, mooncake_master: Master) -> None:
         """As a daemon that closed it: the store's noise at its start has nowhere to go, and that is no failure."""

@@ -24,7 +24,7 @@ from omni_fastshm import CodecError, ConfigError, StageFailed, UsageError
 from omni_fastshm.pipeline import Pipeline
 
 STAGES = Path(__file__).with_name("pipeline_stages.py")
-SOON_S = 15.0
+SOON_S = 40.0  # for what needs no time of its own, on a machine that is busy with other things
 
 
 def fn(name: str) -> str:
@@ -202,7 +202,7 @@ def test_two_long_streams_into_one_join_do_not_block_each_other(start: Callable[
     # 4000 notifications do not fit into a pipe: read one predecessor after the other, and this never ends.
     pipeline = start(config((0, 1), (0, 2), (1, 3), (2, 3)), {0: "count_up", 1: "same", 2: "same", 3: "same"})
 
-    result = pipeline.submit(4000).result(40)
+    result = pipeline.submit(4000).result(100)
 
     assert result == {"1": list(range(4000)), "2": list(range(4000))}
 
@@ -433,7 +433,7 @@ def test_a_killed_stage_fails_what_is_under_way_within_a_second_and_stops_the_pi
     os.kill(pid, signal.SIGKILL)
     errors = [future.exception(SOON_S) for future in futures]
 
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 5, "somebody waited for something else than the death"
     for index, error in enumerate(errors):
         assert isinstance(error, StageFailed)
         assert (error.stage, error.key) == ("1", f"r{index}")
@@ -604,7 +604,7 @@ def run_unclosed(guard: str, tmp_path: Path) -> tuple[int, str, str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=100)
     assert not [n for n in os.listdir("/dev/shm") if f".run-{process.pid}-" in n]
     return process.returncode, out, errors
 
@@ -626,7 +626,7 @@ def test_a_script_without_main_guard_is_told_so(tmp_path: Path) -> None:
 def test_a_script_without_a_file_is_told_so() -> None:
     script = UNCLOSED.replace("GUARD", 'if __name__ == "__main__":')
     done = subprocess.run(
-        [sys.executable, "-", str(STAGES)], input=script, env=environment(), capture_output=True, text=True, timeout=30
+        [sys.executable, "-", str(STAGES)], input=script, env=environment(), capture_output=True, text=True, timeout=100
     )
 
     assert done.returncode == 1
@@ -641,7 +641,7 @@ def test_functions_given_with_c_are_refused() -> None:
         "def stage(value): return value\n"
         "Pipeline.from_config({'stages': [{'stage_id': 0}]}, {0: stage})"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=100)
 
     assert done.stderr.splitlines()[-1].startswith("omni_fastshm.errors.ConfigError: stage 0: stage was typed in")
 

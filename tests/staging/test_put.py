@@ -197,8 +197,13 @@ def test_the_sender_may_drop_its_tensors(make: Any, fake: FakeDevices) -> None:
     assert equal(got, BIG.reshape(200, 300).t())
     del got
     fake.run_all()
-    gc.collect()
-    assert not fake._memory, "the future keeps device memory"
+
+    def nothing_kept() -> bool:  # the helper thread may be on its last instructions; the future is still here
+        gc.collect()
+        return not fake._memory
+
+    until(nothing_kept)
+    assert future.done()
 
 
 def test_a_cancelled_one_gives_its_room_back_when_the_device_is_done(make: Any, fake: FakeDevices) -> None:
@@ -269,7 +274,7 @@ def test_a_device_that_does_not_wait_for_the_caller(make: Any, fake: FakeDevices
         producer.put("a", "b", "r", tensor, wait=False).result(20)
     fake.fail_waits = False
     assert producer.health()["errors"] == 1
-    assert producer._later.next_is_next
+    until(lambda: producer._later.next_is_next)  # a future has its answer before the helper thread goes on
     until(lambda: producer.health()["used_bytes"] == 0)
     got = producer.get("a", "b", "r", producer.put("a", "b", "r", tensor, wait=False).result(20)[2])[0]
     assert equal(got, BIG)
@@ -419,8 +424,8 @@ def test_beside_a_loan(make: Any, fake: FakeDevices, wait: bool) -> None:
     got = consumer.get("a", "b", "r", (answer if wait else answer.result(20))[2])[0]
     assert equal(got["loan"], BIG + 1)
     assert equal(got["t"], BIG)
-    del loan, payload, got
-    assert producer.health()["used_bytes"] == 0
+    del loan, payload, got, answer
+    until(lambda: producer.health()["used_bytes"] == 0)  # the helper thread may still hold what it was given
 
 
 def test_without_bytes_there_is_nothing_to_send(make: Any, fake: FakeDevices) -> None:

@@ -26,13 +26,16 @@ def fork(body: Callable[[], None]) -> int:
     sys.exit(0)
 
 
-def join(pid: int, seconds: float = 5.0) -> None:
+HANGS_S = 30.0  # below what whoever runs such a script gives it
+
+
+def join(pid: int, seconds: float = HANGS_S) -> None:
     """Wait for a child; it must end well within the time."""
     code = wait(pid, seconds)
     assert code == 0, f"child {pid} ended with {code}"
 
 
-def wait(pid: int, seconds: float = 5.0) -> int:
+def wait(pid: int, seconds: float = HANGS_S) -> int:
     """Wait for a child that must end within the time; give its exit code, negative for a signal."""
     deadline = time.monotonic() + seconds
     descriptor = os.pidfd_open(pid)

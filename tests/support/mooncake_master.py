@@ -80,7 +80,7 @@ class Master:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self.process.poll() is None:
             if self.healthy():
                 return
@@ -92,13 +92,13 @@ class Master:
         if self._command:  # in another network namespace: its own client has to wait
             return True
         url = f"http://{self.host}:{self._http}/health"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=1) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
             return bool(answer.status == 200)
         return False
 
     def ask(self, path: str) -> list[str]:
         """The lines of what the master's HTTP port answers."""
-        with urllib.request.urlopen(f"http://{self.host}:{self._http}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.host}:{self._http}{path}", timeout=30) as answer:
             return [line for line in answer.read().decode().splitlines() if line.strip()]
 
     def send(self, number: int) -> None:
@@ -112,7 +112,7 @@ class Master:
         process, self.process = self.process, None
         if process is not None:
             process.send_signal(number)
-            process.wait(10)
+            process.wait(60)
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ def test_large_payloads_come_whole_and_small_ones_start_no_thread(
     sender.close()
     for each in threading.enumerate():
         if each.name.startswith("omni-fastshm"):
-            each.join(10)
+            each.join(20)
     assert threading.active_count() <= before
 
 

@@ -122,11 +122,13 @@ def test_the_oldest_lease(connect: Connect) -> None:
     begun = time.monotonic()
     first = connector.get("a", "b", 1, connector.put("a", "b", 1, BIG)[2])
     threading.Event().wait(0.2)
+    between = time.monotonic()
     second = connector.get("a", "b", 2, connector.put("a", "b", 2, BIG)[2])
     age = connector.health()["oldest_lease_s"]
     assert 0.15 < age < time.monotonic() - begun + 0.05
     del first
-    assert connector.health()["oldest_lease_s"] < age
+    age = connector.health()["oldest_lease_s"]
+    assert age < time.monotonic() - between + 0.05
     connector.close()
     threading.Event().wait(0.02)  # the clock for leases counts in steps of a few milliseconds
     assert connector.health()["oldest_lease_s"] > 0
@@ -192,7 +194,9 @@ def test_a_forgotten_view_is_found(
     for number in range(2, 600):
         connector.get("a", "b", number, metadata[number])
     fresh = connector.get("a", "b", 0, metadata[0])
-    (found,) = connector.health()["long_leases"]
+    found, *rest = connector.health()["long_leases"]  # oldest first
+    # On a machine that stood still meanwhile, the fresh one is held for long as well.
+    assert all(lease["request_id"] == "0" and lease["age_s"] >= 0.1 for lease in rest)
     assert (found["from_stage"], found["to_stage"], found["request_id"]) == ("a", "b", "1")
     assert found["bytes"] == kept[1]
     assert 0.1 <= found["age_s"] < 30
