@@ -140,7 +140,7 @@ class TestReap:
         assert connector.get("a", "b", "r", metadata) is not None
 
     def test_a_dry_run_changes_nothing(self, reap: Reap, make: Any, dead: Any, namespace: str) -> None:
-        connector = make()
+        connector = make(segment_bytes=1 << 20)  # of a size that has all its memory from the start
         view = connector.get("a", "b", "r", connector.put("a", "b", "r", np.arange(100_000), consumers=2)[2])
         dead(orphan_ttl_s=100)
         for suffix in (f"{ENDPOINT}.ctl", f"{ENDPOINT[::-1]}.d0"):
