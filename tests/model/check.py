@@ -71,7 +71,7 @@ def search(
     text: str | None = None,
     cycles: bool = False,
     shortest: bool = False,
-    seconds: float = 55.0,
+    seconds: float = 150.0,
 ) -> Outcome:
     """Search the state space of `case`.
 
@@ -86,14 +86,14 @@ def search(
     start = time.monotonic()
     (folder / "model.pml").write_text((HERE / case.model).read_text() if text is None else text)
     defines = [f"-D{setting}" for setting in case.settings.split()]
-    made = _call(["spin", "-a", *defines, "model.pml"], folder, 30)
+    made = _call(["spin", "-a", *defines, "model.pml"], folder, 60)
     if "Error" in made or not (folder / "pan.c").exists():
         raise ValueError(f"{case.name}: spin refuses the model\n{made}")
     kind = ["-DNP"] if cycles else ["-DSAFETY", *(["-DBFS"] if shortest else [])]
     # What is gained by optimizing is less than it costs where the search ends soon.
     large = text is None and case.states > 600_000
     flags = ["-O1" if large else "-O0", "-w", *kind, f"-DMEMLIM={MEMORY_MB}", *(["-DCOLLAPSE"] if case.slow else [])]
-    made = _call(["gcc", *flags, "-o", "pan", "pan.c"], folder, 60)
+    made = _call(["gcc", *flags, "-o", "pan", "pan.c"], folder, 150)
     if not (folder / "pan").exists():
         raise ValueError(f"{case.name}: the verifier does not compile\n{made}")
     said = _call(["./pan", f"-m{DEPTH}", "-w20", *(["-l"] if cycles else [])], folder, seconds)

@@ -25,7 +25,7 @@ def _tools() -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.slow], ids=lambda case: case.name)
 def test_nothing_is_violated_in_any_state(case: Case, tmp_path: Path) -> None:
-    nothing_is_violated(case, tmp_path, 55)
+    nothing_is_violated(case, tmp_path, 150)
 
 
 @pytest.mark.slow

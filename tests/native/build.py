@@ -43,7 +43,7 @@ def run(
     out: Path,
     *,
     replaced: Mapping[str, Path] | None = None,
-    seconds: float = 55.0,
+    seconds: float = 150.0,
 ) -> Outcome:
     """Build a harness against the core in `src` and run it.
 
@@ -107,5 +107,5 @@ def _object(source: Path, flags: tuple[str, ...], out: Path) -> Path | Outcome:
 
 
 def _call(command: list[str]) -> Outcome:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     return Outcome(done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}")
