@@ -29,7 +29,7 @@ SETTINGS = {"segment_bytes": 1 << 20, "max_bytes": 8 << 20, "orphan_ttl_s": 0}
 def dies(child: Child, code: str) -> None:
     child.killed = True
     child.start(code)
-    assert child.process.wait(30) == -signal.SIGKILL, "it never came to that step"
+    assert child.process.wait(60) == -signal.SIGKILL, "it never came to that step"
 
 
 class TestProducer:

@@ -258,7 +258,7 @@ def kill_inside(child: Child) -> None:
     descriptor = os.pidfd_open(inner)
     try:
         child.kill()
-        assert select.select([descriptor], [], [], 20)[0]
+        assert select.select([descriptor], [], [], 60)[0]
     finally:
         os.close(descriptor)
 

@@ -288,7 +288,7 @@ class TestDyingReaders:
         metadata = producer.run("result = c.put('a', 'b', 'r', [Note(5), np.arange(110_000)])[2]")
         dying.killed = True
         dying.start("c.get('a', 'b', 'r', md)", md=metadata)
-        assert dying.process.wait(20) == -signal.SIGKILL
+        assert dying.process.wait(60) == -signal.SIGKILL
         assert heir.run("got = c.get('a', 'b', 'r', md)[0]; result = got[0].value", md=metadata) == 5
         assert heir.run("result = c.get('a', 'b', 'r', md)", md=metadata) is None
         assert heir.run("result = int(got[1][-1]); del got") == 109_999

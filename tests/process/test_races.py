@@ -201,7 +201,8 @@ counts = collections.Counter()
 # Sparse enough that a round often gets far, and out of step with it.
 signal.setitimer(signal.ITIMER_REAL, 0.01, 0.00113)
 end = time.monotonic() + seconds
-while time.monotonic() < end:
+while time.monotonic() < end or min(counts['rounds'] - 4, counts['interrupted'] - 21) < 0:
+    assert time.monotonic() < end + 90
     c = SharedMemoryConnector({
         'key_lookup': True,
         'put_timeout_s': 0.05,
@@ -235,7 +236,7 @@ while time.monotonic() < end:
     counts['lost'] += c.get('a', 'b', 'after') is None
     start = time.monotonic()
     c.close()
-    counts['slow close'] += time.monotonic() - start > 2
+    counts['slow close'] += time.monotonic() - start > 10
     counts['names'] += len(left())
     counts['rounds'] += 1
 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -248,7 +249,7 @@ class TestSignals:
 
     def test_a_timer_that_raises(self, children: Children, namespace: str) -> None:
         child = children.start()
-        counts = child.run(SIGNALS, namespace=namespace, seconds=2.0)
+        counts = child.run(SIGNALS, timeout=120, namespace=namespace, seconds=2.0)
         assert counts.pop("interrupted") > 20
         assert counts.pop("rounds") > 3
         counts.pop("full", None)

@@ -19,7 +19,7 @@ from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
 SETTINGS = {"segment_bytes": 256 << 10, "max_bytes": 1 << 20, "put_timeout_s": 0, "orphan_ttl_s": 0}
 
 
-def life(rng: random.Random, key_lookup: bool) -> None:
+def life(rng: random.Random, key_lookup: bool, begun: int) -> None:
     """What a process does until it is killed: start, put, take some of it back, hold views, start another connector."""
     namespace = os.environ["OMNI_FASTSHM_NAMESPACE"]
     first = SharedMemoryConnector({**SETTINGS, "key_lookup": key_lookup, "namespace": namespace})
@@ -32,14 +32,17 @@ def life(rng: random.Random, key_lookup: bool) -> None:
             )
             if metadata is not None and rng.random() < 0.6:
                 kept.append(second.get("a", "b", n, metadata))
+            os.write(begun, b"+")
         if rng.random() < 0.5:
             kept.clear()
         second.close()
 
 
-def end_of(pid: int, seconds: float) -> int:
-    """Let a child live for so long, kill it, and give its exit code."""
+def end_of(pid: int, seconds: float, begun: int | None) -> int:
+    """Let a child live for so long, from its first put on when `begun` is given, kill it, and give its exit code."""
     descriptor = os.pidfd_open(pid)
+    if begun is not None:
+        select.select([descriptor, begun], [], [], 60)
     select.select([descriptor], [], [], seconds)  # not to wait for anything: a moment by chance
     os.close(descriptor)
     os.kill(pid, signal.SIGKILL)
@@ -54,8 +57,12 @@ def main(restarts: int, seed: int) -> None:
     most = survivors = 0
     for n in range(restarts):
         key_lookup = rng.random() < 0.3
-        pid = fork(lambda n=n, key_lookup=key_lookup: life(random.Random(seed + n), key_lookup))  # type: ignore[misc]
-        code = end_of(pid, rng.choice([0.002, 0.01, 0.05]) * rng.random() * 2)
+        hear, begun = os.pipe()
+        pid = fork(lambda n=n, key_lookup=key_lookup, to=begun: life(random.Random(seed + n), key_lookup, to))  # type: ignore[misc]
+        # How far it comes in so short a time is the machine's affair; every other one has put something before.
+        code = end_of(pid, rng.choice([0.002, 0.01, 0.05]) * rng.random() * 2, hear if n % 2 else None)
+        os.close(hear)
+        os.close(begun)
         assert code == -signal.SIGKILL, f"restart {n} ended with {code}"
         names = leftovers.names(namespace)
         endpoints = {name.split(".")[3] for name in names if not name.endswith(".dir")}

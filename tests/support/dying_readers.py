@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 def main(readers: int) -> None:
     namespace = os.environ["OMNI_FASTSHM_NAMESPACE"]
-    producer = SharedMemoryConnector({"segment_bytes": MIB, "max_bytes": 8 * MIB, "put_timeout_s": 1})
+    producer = SharedMemoryConnector({"segment_bytes": MIB, "max_bytes": 8 * MIB, "put_timeout_s": 30})
     for n in range(readers):
         _, _, metadata = producer.put("a", "b", n, np.arange(12_500) + n)
 

@@ -45,7 +45,7 @@ def main(readers: int) -> None:
         assert producer.get("a", "b", "r", metadata) is None
         os.close(end_open)
         for pid in pids:
-            join(pid, 20)
+            join(pid)
         assert producer.health()["live_blocks"] == 0
         os.close(handed_over)
         producer.close()

@@ -44,7 +44,7 @@ def own_connectors(method: str, parent: Any) -> None:
         process.start()
     back = [answers.get() for _ in processes]
     for process in processes:
-        process.join(20)
+        process.join(60)
         assert process.exitcode == 0, (method, process.exitcode)
         process.close()
     answers.close()
@@ -62,7 +62,7 @@ def handed_over(method: str, parent: Any) -> None:
     if method == "fork":
         process.start()
         assert "fork" in answers.get()
-        process.join(20)
+        process.join(60)
         assert process.exitcode == 0
     else:
         with pytest.raises(TypeError, match=r"cannot be pickled.*Send its settings and build a connector"):
