@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "time_limit(seconds): this test may take longer than the default limit")
+    if os.environ.get("OMNI_FASTSHM_CI"):
+        # The same examples each time: what a search at random finds, it shall find where somebody can go after it.
+        from hypothesis import settings
+
+        settings.register_profile("ci", derandomize=True, database=None)
+        settings.load_profile("ci")
     # Output is captured while tests run; the hard limit has to write to the real stderr.
     _stderr_copy["fd"] = os.dup(2)
 
