@@ -26,7 +26,7 @@ STAGES = Path(__file__).parent / "process" / "pipeline_stages.py"
 COMMAND = [sys.executable, "-m", "omni_fastshm.cli", "run"]
 
 
-def run(*arguments: Any, folder: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def run(*arguments: Any, folder: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=folder,
@@ -53,7 +53,7 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-@pytest.mark.time_limit(120)
+@pytest.mark.time_limit(360)
 @pytest.mark.parametrize(("name", "count", "large"), [("qwen2_5_omni", 8, 4_100_000), ("qwen3_omni", 3, 4_700_000)])
 def test_the_main_job_plays_a_sound_and_times_every_edge(name: str, count: int, large: int, tmp_path: Path) -> None:
     options = [] if count == 8 else ["--requests", count]
@@ -91,7 +91,7 @@ def test_the_main_job_plays_a_sound_and_times_every_edge(name: str, count: int, 
     assert [edge["payloads"] for edge in figures["edges"]] == [count] * 4
 
 
-@pytest.mark.time_limit(120)
+@pytest.mark.time_limit(360)
 def test_the_same_input_gives_the_same_sound(tmp_path: Path) -> None:
     for out in ("one.wav", "two.wav"):
         done = run(EXAMPLES / "qwen2_5_omni.yaml", "--requests", 2, "--out", out, folder=tmp_path)
@@ -337,7 +337,7 @@ def test_ctrl_c_stops_everything_without_a_traceback(job: Path) -> None:
         told.readline()
 
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=150)
 
     assert process.returncode == 130
     assert "interrupted" in errors
@@ -357,7 +357,7 @@ def test_on_a_terminal_there_is_a_progress_bar(job: Path) -> None:
     ) as process:
         os.close(theirs)
         shown = _read_until_closed(ours)
-        assert process.wait(30) == 0
+        assert process.wait(150) == 0
         assert process.stdout is not None
         table = process.stdout.read().decode()
 
@@ -369,7 +369,7 @@ def test_on_a_terminal_there_is_a_progress_bar(job: Path) -> None:
 
 def _read_until_closed(terminal: int) -> str:
     shown = bytearray()
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 100
     try:
         while select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
             piece = os.read(terminal, 65536)

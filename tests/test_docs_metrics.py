@@ -30,7 +30,7 @@ def run(code: str) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def test_prometheus(snippets: list[str]) -> None:
     assert begun != snippet
     look = """
 import urllib.request
-print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=20).read().decode())
+print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=150).read().decode())
 server.shutdown()
 server.server_close()
 """

@@ -38,7 +38,7 @@ with omni_fastshm.SharedMemoryConnector() as connector:
 trace.close()
 """
     command = [sys.executable, "-W", "error", "-c", snippet + use]
-    subprocess.run(command, cwd=tmp_path, env=environment(), timeout=50, check=True)
+    subprocess.run(command, cwd=tmp_path, env=environment(), timeout=150, check=True)
     trace = str(tmp_path / "arrivals.jsonl")
     assert main(["simulate", str(ROOT / "examples" / "qwen2_5_omni.yaml"), "--trace", trace]) == 0
     out = capsys.readouterr().out

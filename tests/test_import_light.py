@@ -17,7 +17,7 @@ def modules_after(code: str) -> set[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ def fuzz(*arguments: str) -> tuple[int, str]:
         env={**environment(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=170,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -210,7 +210,7 @@ def test_one_reader_gets_it(make: Make, run_thread: Callable[..., Any]) -> None:
     for key in keys:
         sender.put("0", "1", key, key)
     for future in futures:
-        future.result(30)
+        future.result(100)
     rest = [found[0] for key in keys if (found := readers[0].get("0", "1", key)) is not None]
     assert sorted([*seen, *rest]) == sorted(keys)
 
@@ -362,7 +362,7 @@ def test_no_arrival_is_slept_through(pair: tuple[Any, Any], run_thread: Callable
     future = run_thread(read)
     for number in range(count):
         sender.put("0", "1", f"k_{number}", number)
-    assert future.result(50) == count
+    assert future.result(150) == count
 
 
 def test_wake_ups_can_be_switched_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

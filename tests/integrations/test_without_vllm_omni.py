@@ -34,7 +34,7 @@ def test_register_returns_quietly_and_imports_nothing() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
@@ -49,7 +49,7 @@ def test_a_vllm_omni_that_cannot_be_imported_is_said_and_survived(tmp_path: Path
         env={**environment(), "PYTHONPATH": f"{tmp_path}:{path}"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0

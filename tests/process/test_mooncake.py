@@ -111,7 +111,7 @@ class TestHandOver:
             env=environment(),
             stdout=subprocess.PIPE,
             text=True,
-            timeout=50,
+            timeout=150,
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "ok\n")
@@ -192,7 +192,7 @@ class TestOnce:
     def test_by_key_across_processes(self, mooncake_master: Master, children: Children, namespace: str) -> None:
         keyed = {"key_lookup": True, "namespace": namespace}
         producer, consumer = (mooncake_child.start(children, mooncake_master, **keyed) for _ in range(2))
-        consumer.start("emit('waits')\ngot = c.get('0', '1', 'r', timeout=20)\nresult = is_payload(got, 5)\ndel got")
+        consumer.start("emit('waits')\ngot = c.get('0', '1', 'r', timeout=150)\nresult = is_payload(got, 5)\ndel got")
         assert consumer.event() == "waits"
         put(producer, 5)
         assert consumer.finish() is True

@@ -19,7 +19,7 @@ from support.child import environment
 CALL = re.compile(r"^(\d+)\s+(\w+)\((.*)")
 # A producer looks whether one of its own names is still there, at most once in 100 µs: docs/decisions/0006.
 LOOKS = ("fstat", "newfstatat")
-WITHIN_S = 100.0
+WITHIN_S = 330.0
 
 pytestmark = pytest.mark.time_limit(WITHIN_S + 20)
 

@@ -304,4 +304,4 @@ def test_after_fork_nothing_is_touched() -> None:
 
 
 def test_a_process_that_dies_at_any_call_of_the_driver() -> None:
-    run_script("staging_deaths.py", timeout=55)
+    run_script("staging_deaths.py", timeout=150)

@@ -326,7 +326,7 @@ def test_a_finding_of_the_fuzzer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
     assert faults
 
 
-@pytest.mark.time_limit(180)
+@pytest.mark.time_limit(400)
 def test_short_form(tmp_path: Path) -> None:
     sizes = ["--kills", "60", "--messages", "40000", "--waits", "10", "--fuzz", "0", "--seed", "1"]
     done = subprocess.run(
@@ -335,7 +335,7 @@ def test_short_form(tmp_path: Path) -> None:
         cwd=tmp_path,  # not the repository's root, whose package would stand in front of an installed one
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=380,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]

@@ -32,7 +32,7 @@ def test_shows_the_figures_of_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pyt
 @checkout
 def test_the_document_shows_the_kept_figures() -> None:
     command = [sys.executable, "-m", "bench.report", "--check"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150)
 
     assert done.returncode == 0, done.stderr
 

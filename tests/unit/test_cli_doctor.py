@@ -196,7 +196,7 @@ def test_what_the_dead_left(namespace: str) -> None:
         "c.put('a', 'b', 'r', np.arange(20_000))\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), timeout=150, check=False)
     assert done.returncode == -9
     found = run_check(checks._left_behind)
     assert found.status == "warn"
@@ -227,7 +227,7 @@ def test_with_a_package_that_cannot_be_imported(module: str) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=150,
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr

@@ -209,7 +209,7 @@ def test_from_the_command_line_and_without_anything_heavy(namespace: str) -> Non
         "print([m for m in ('torch', 'numpy', 'rich', 'omni_fastshm.codec') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, namespace], capture_output=True, text=True, timeout=60, env=environment()
+        [sys.executable, "-c", code, namespace], capture_output=True, text=True, timeout=150, env=environment()
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1:] == [f"nothing of omni-fastshm in namespace {namespace}", "[]"]
@@ -240,7 +240,7 @@ def test_without_a_mount(
 def test_an_empty_mount_of_any_size(command: str) -> None:
     script = f"mount -t tmpfs -o size=0 none /dev/shm && exec {sys.executable} -m omni_fastshm {command}"
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60, env=environment()
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=150, env=environment()
     )
     assert (done.returncode, done.stderr) == (0, "")
     if command == "ls":

@@ -125,7 +125,7 @@ def test_json_with_a_pipelines_names(connect: Any, namespace: str, tmp_path: Pat
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=True,
     )
     (line,) = done.stdout.splitlines()
@@ -145,7 +145,7 @@ def tmux(tmp_path: Path) -> Iterator[Any]:
 
     def run(*arguments: str) -> str:
         command = ["tmux", "-S", socket, "-f", "/dev/null", *arguments]
-        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=150).stdout
 
     yield run
     run("kill-server")

@@ -49,7 +49,7 @@ def validate(path: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[s
 
 def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "omni_fastshm", *arguments], capture_output=True, text=True, timeout=60, **more
+        [sys.executable, "-m", "omni_fastshm", *arguments], capture_output=True, text=True, timeout=150, **more
     )
 
 
@@ -277,7 +277,7 @@ def test_validate_loads_nothing_heavy() -> None:
         "print([m for m in ('torch', 'numpy', 'PIL', 'rich', 'omni_fastshm.cli.run') if m in sys.modules])"
     )
     example = str(EXAMPLES / "three_kinds_of_edges.yaml")
-    done = subprocess.run([sys.executable, "-c", code, example], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, example], capture_output=True, text=True, timeout=150)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
@@ -292,7 +292,7 @@ def test_a_reader_that_goes_away(write: Write) -> None:
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""
-    assert process.wait(60) == 1
+    assert process.wait(150) == 1
 
 
 def test_names_that_the_output_cannot_show(write: Write) -> None:
@@ -311,7 +311,7 @@ def test_colours_only_on_a_terminal(write: Write, no_colour: str, coloured: bool
             [sys.executable, "-m", "omni_fastshm", "validate", write("5")],
             stdout=inner,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=150,
             env=environment,
         )
     finally:

@@ -253,7 +253,7 @@ del view
         env={**environment(), VARIABLE: "1"},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=150,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
 

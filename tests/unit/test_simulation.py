@@ -162,7 +162,7 @@ def test_a_trace_and_a_plot(capsys: pytest.CaptureFixture[str], pipeline: Path, 
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=True,
     )
     (ring,) = json.loads(done.stdout)["rings"]

@@ -120,7 +120,12 @@ def test_the_command_line(command: list[str], tmp_path: Path) -> None:
     words = [str(file) if word == "FILE" else word for word in command]
     code = f"{NO_TORCH}\nfrom omni_fastshm.cli import main; sys.exit(main(sys.argv[1:]))"
     done: subprocess.CompletedProcess[Any] = subprocess.run(
-        [sys.executable, "-c", code, *words], env=environment(), capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", code, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
