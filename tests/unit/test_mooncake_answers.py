@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -275,6 +276,36 @@ class TestGet:
         fake[0].answers["get_buffer"].append(-1)
         assert arrived(c, metadata)
         assert c.health()["own_memory_reads"] == 1
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_process_that_stood_still_takes_nobody_for_gone(
+        self, there: bool, c: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It does so for 2 s while another connector closes its client, or where there are too few cores."""
+        metadata, late = c.put("0", "1", "r", DATA)[2], []
+        clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(late))
+        monkeypatch.setattr("omni_fastshm.connectors._mooncake_receive.time", clock)
+
+        def local_buffer_full() -> int:
+            late.append(2.0)
+            return -1
+
+        fake[0].answers["get_buffer"].append(local_buffer_full)
+        if not there:
+            fake[0].objects.clear()
+        assert arrived(c, metadata) == there
+        assert (c.health()["errors"], c.health()["producer_gone"]) == (0, 0)
+
+    def test_who_was_waited_for_as_long_as_the_store_does_is_not_asked_again(
+        self, c: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        metadata, late = c.put("0", "1", "r", DATA)[2], []
+        clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(late))
+        monkeypatch.setattr("omni_fastshm.connectors._mooncake_receive.time", clock)
+        fake[0].answers["get_buffer"].append(lambda: late.append(3.0) or -1)
+        assert not arrived(c, metadata)
+        assert c.health()["producer_gone"] == 1
+        assert "get_into" not in fake[0].calls
 
     @pytest.mark.parametrize("code", [MISSING, RPC], ids=["removed", "master-lost"])
     @pytest.mark.parametrize("at", [8, 24], ids=["size", "header"])
