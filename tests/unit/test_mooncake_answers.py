@@ -94,6 +94,16 @@ class TestPut:
             assert c.health()["live_blocks"] == 0
         assert fake[0].objects == {}
 
+    def test_a_pointer_that_another_producer_writes_in_between_is_noticed(self, fake: Any) -> None:
+        """The store answers with success, and keeps the other's."""
+        with MooncakeConnector({**fake[1], **BY_KEY}) as other, MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            assert other.put("0", "1", "r", {"x": DATA["x"] + 1})[0]
+            ((key, record),) = [(key, record) for key, record in fake[0].objects.items() if "/k/" in key]
+            fake[0].answers["put"].extend([None, lambda: fake[0].objects.__setitem__(key, record)])
+            assert c.put("0", "1", "r", DATA)[0]
+            assert arrived(c, None)
+            assert fake[0].objects == {}
+
     def test_a_key_that_is_said_to_exist_is_an_end_with_an_error(self, c: Any, fake: Any) -> None:
         fake[0].answers["put"].extend([EXISTS] * 50)
         assert c.put("0", "1", "r", DATA) == (False, 0, None)
