@@ -145,7 +145,23 @@ class TestPut:
         fake[0].answers["put"].append(TRANSFER)
         ok, _, metadata = c.put("0", "1", "r", DATA)
         assert ok
+        first, second = fake[0].tried
+        assert first != second, "the store may answer a second put on a key that is stuck with success"
         assert arrived(c, metadata)
+
+    def test_takes_are_cancelled_before_the_payload_goes(self, fake: Any) -> None:
+        """Who reads a payload while it is removed may read a mixture, and must find no take left to claim."""
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            assert c.put("0", "1", "r", DATA, consumers=3)[0]
+            (old,) = [key for key in fake[0].objects if "/p/" in key]
+            left: list[tuple[bool, int]] = []
+
+            def look() -> None:
+                left.append((old in fake[0].objects, sum("/t/" in key for key in fake[0].objects)))
+
+            fake[0].answers["remove"].extend([look] * 4)  # the record, both tokens, the payload
+            assert c.put("0", "1", "r", DATA)[0]
+        assert left == [(True, 2), (True, 2), (True, 1), (True, 0)]
 
     def test_a_put_whose_answer_was_lost_leaves_nothing(self, c: Any, fake: Any) -> None:
         fake[0].answers["put"].append("late")  # it was stored, but the answer says that the master is gone
