@@ -16,6 +16,7 @@ __all__ = [
     "own_address",
     "prepare_environment",
     "quiet_stderr",
+    "shortest_timeout_s",
     "split_address",
     "wait_for_master",
 ]
@@ -31,6 +32,7 @@ _VARIABLES = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "3",
 }
 _TRANSFER_TIMEOUT = "MC_TCP_STATUS_TIMEOUT_SEC"
+_TIMEOUTS = {"MC_RPC_TIMEOUT_MS": 1000, "MC_HANDSHAKE_CONNECT_TIMEOUT": 1, _TRANSFER_TIMEOUT: 1}  # parts of a second
 # Names those that we set: a child process inherits them, and must not take them for the user's.
 _SET_BY_US = "OMNI_FASTSHM_SET_FOR_MOONCAKE"
 
@@ -123,3 +125,12 @@ def prepare_environment(get_timeout_s: float) -> None:
             os.environ[name] = value
             ours.add(name)
     os.environ[_SET_BY_US] = ",".join(sorted(ours))
+
+
+def shortest_timeout_s() -> float:
+    """What a call takes at least that fails because somebody does not answer, as `prepare_environment` left it."""
+    known = []
+    for name, parts in _TIMEOUTS.items():
+        with contextlib.suppress(KeyError, ValueError):
+            known.append(float(os.environ[name]) / parts)
+    return min(known, default=1.0)

@@ -24,7 +24,6 @@ from ._mooncake_shelf import Shelf
 __all__ = ["How", "Receiver"]
 
 _PREFIX = struct.Struct("<8xQ")  # of a frame: its own size
-_LATE_S = 0.9  # less than the shortest timeout of the store; failures of other kinds come within ms
 
 
 class How(NamedTuple):
@@ -127,8 +126,10 @@ class Receiver:
         handle = session.get_buffer(key)
         if handle is not None:
             return handle
-        # That was everything from "not there" to "local buffer full". What fails late would fail as late again.
-        if time.monotonic() - started > _LATE_S:
+        # That was everything from "not there" to "local buffer full". What fails late would fail as late again. Early
+        # is anything below the store's timeouts, not just the ms that it takes: this process may have stood still, as
+        # it does while another connector's client closes.
+        if time.monotonic() - started > session.late_s:
             raise StoreError(session.who_was_late())
         size = self._shelf.size_of(item)
         if size is None:

@@ -22,7 +22,7 @@ from omni_fastshm.errors import ConfigError, ConnectorClosed
 
 from ._mooncake_codes import INVALID, MASTER_LOST, NOT_THERE, RPC_FAIL, TRANSFER, describe_code, import_store
 from ._mooncake_ledger import Room
-from ._mooncake_net import prepare_environment, quiet_stderr, wait_for_master
+from ._mooncake_net import prepare_environment, quiet_stderr, shortest_timeout_s, wait_for_master
 
 __all__ = ["Endpoint", "Session", "open_session"]
 
@@ -62,6 +62,8 @@ class Session:
         self.lost = False  # the last answer came from nobody
         self.room = Room(endpoint.segment)
         """What its connectors have put into its own segment."""
+        self.late_s = 0.9 * shortest_timeout_s()
+        """A call that takes longer than this has waited for somebody who does not answer."""
         self._not_before = 0.0  # until then a master that hung is not asked again
         self._store = store
         self._state = _OPEN

@@ -43,6 +43,8 @@ __all__ = ["SETTINGS", "MooncakeConnector"]
 
 logger = logging.getLogger("omni_fastshm")
 
+_SAY_AGAIN_S = 10.0
+
 
 class MooncakeConnector(OmniConnectorBase):
     """Moves payloads between nodes through Mooncake's store, over TCP or RDMA.
@@ -74,6 +76,7 @@ class MooncakeConnector(OmniConnectorBase):
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
         self._count = _Counters()
+        self._say_lost_at = 0.0
         self._meter = Meter(type(self).__name__, self.namespace)
         self._session = open_session(
             endpoint, setup_timeout_s=settings["setup_timeout_s"], get_timeout_s=settings["get_timeout_s"]
@@ -195,7 +198,7 @@ class MooncakeConnector(OmniConnectorBase):
             else:
                 found = self._receiver.by_metadata(edge, request, metadata, how)
         except StoreError as error:
-            self._say_failed(edge, request, error.code)
+            self._say_failed(edge, request, error.code, polled=metadata is None)
             found = None
         except Exception:
             self._meter.failed("get", began, edge, request)
@@ -203,13 +206,21 @@ class MooncakeConnector(OmniConnectorBase):
         self._meter.got(began, edge, request, found)
         return found
 
-    def _say_failed(self, edge: tuple[str, str], request: str, code: int) -> None:
+    def _say_failed(self, edge: tuple[str, str], request: str, code: int, *, polled: bool) -> None:
         self._count.errors += 1
         if code in MASTER_LOST:
             self._count.master_lost += 1
         elif code == TRANSFER:
             self._count.producer_gone += 1
-        logger.warning(
+        level = logging.WARNING
+        if polled and code in MASTER_LOST:  # hosts do so thousands of times a second, and all of it says the same
+            now = time.monotonic()
+            if now < self._say_lost_at:
+                level = logging.DEBUG
+            else:
+                self._say_lost_at = now + _SAY_AGAIN_S
+        logger.log(
+            level,
             "get failed: request %r on %s->%s (master %s): %s",
             request,
             *edge,

@@ -41,6 +41,7 @@ class FakeStore:
     calls: list[str]
     placements: list[Any]
     addresses: list[list[int]]
+    tried: list[str]
     made: list[FakeStore]
 
     def __init__(self) -> None:
@@ -77,6 +78,7 @@ class FakeStore:
         code = self._called("put")
         self.placements.append(config)
         self.addresses.extend(addresses)
+        self.tried.extend(keys)
         for key, starts, lengths in zip(keys, addresses, sizes, strict=True):
             content = b"".join(ctypes.string_at(a, n) for a, n in zip(starts, lengths, strict=True))
             if code in (None, OK, "late"):
@@ -143,6 +145,7 @@ def installed() -> Iterator[tuple[type[FakeStore], dict[str, Any]]]:
             "calls": [],
             "placements": [],
             "addresses": [],
+            "tried": [],
             "made": [],
         },
     )

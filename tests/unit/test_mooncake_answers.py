@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +94,16 @@ class TestPut:
             assert c.health()["live_blocks"] == 0
         assert fake[0].objects == {}
 
+    def test_a_pointer_that_another_producer_writes_in_between_is_noticed(self, fake: Any) -> None:
+        """The store answers with success, and keeps the other's."""
+        with MooncakeConnector({**fake[1], **BY_KEY}) as other, MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            assert other.put("0", "1", "r", {"x": DATA["x"] + 1})[0]
+            ((key, record),) = [(key, record) for key, record in fake[0].objects.items() if "/k/" in key]
+            fake[0].answers["put"].extend([None, lambda: fake[0].objects.__setitem__(key, record)])
+            assert c.put("0", "1", "r", DATA)[0]
+            assert arrived(c, None)
+            assert fake[0].objects == {}
+
     def test_a_key_that_is_said_to_exist_is_an_end_with_an_error(self, c: Any, fake: Any) -> None:
         fake[0].answers["put"].extend([EXISTS] * 50)
         assert c.put("0", "1", "r", DATA) == (False, 0, None)
@@ -134,7 +145,23 @@ class TestPut:
         fake[0].answers["put"].append(TRANSFER)
         ok, _, metadata = c.put("0", "1", "r", DATA)
         assert ok
+        first, second = fake[0].tried
+        assert first != second, "the store may answer a second put on a key that is stuck with success"
         assert arrived(c, metadata)
+
+    def test_takes_are_cancelled_before_the_payload_goes(self, fake: Any) -> None:
+        """Who reads a payload while it is removed may read a mixture, and must find no take left to claim."""
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            assert c.put("0", "1", "r", DATA, consumers=3)[0]
+            (old,) = [key for key in fake[0].objects if "/p/" in key]
+            left: list[tuple[bool, int]] = []
+
+            def look() -> None:
+                left.append((old in fake[0].objects, sum("/t/" in key for key in fake[0].objects)))
+
+            fake[0].answers["remove"].extend([look] * 4)  # the record, both tokens, the payload
+            assert c.put("0", "1", "r", DATA)[0]
+        assert left == [(True, 2), (True, 2), (True, 1), (True, 0)]
 
     def test_a_put_whose_answer_was_lost_leaves_nothing(self, c: Any, fake: Any) -> None:
         fake[0].answers["put"].append("late")  # it was stored, but the answer says that the master is gone
@@ -275,6 +302,44 @@ class TestGet:
         fake[0].answers["get_buffer"].append(-1)
         assert arrived(c, metadata)
         assert c.health()["own_memory_reads"] == 1
+
+    def test_polling_while_the_master_is_lost_does_not_fill_the_log(self, fake: Any, caplog: Any) -> None:
+        with MooncakeConnector({**fake[1], **BY_KEY}) as c:
+            fake[0].answers["get_into"].extend([RPC] * 50)
+            for number in range(50):
+                assert c.get("0", "1", f"r{number}") is None
+            assert [record.levelname for record in caplog.records].count("WARNING") == 1
+            assert c.health()["master_lost"] == 50
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_process_that_stood_still_takes_nobody_for_gone(
+        self, there: bool, c: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It does so for 2 s while another connector closes its client, or where there are too few cores."""
+        metadata, late = c.put("0", "1", "r", DATA)[2], []
+        clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(late))
+        monkeypatch.setattr("omni_fastshm.connectors._mooncake_receive.time", clock)
+
+        def local_buffer_full() -> int:
+            late.append(2.0)
+            return -1
+
+        fake[0].answers["get_buffer"].append(local_buffer_full)
+        if not there:
+            fake[0].objects.clear()
+        assert arrived(c, metadata) == there
+        assert (c.health()["errors"], c.health()["producer_gone"]) == (0, 0)
+
+    def test_who_was_waited_for_as_long_as_the_store_does_is_not_asked_again(
+        self, c: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        metadata, late = c.put("0", "1", "r", DATA)[2], []
+        clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(late))
+        monkeypatch.setattr("omni_fastshm.connectors._mooncake_receive.time", clock)
+        fake[0].answers["get_buffer"].append(lambda: late.append(3.0) or -1)
+        assert not arrived(c, metadata)
+        assert c.health()["producer_gone"] == 1
+        assert "get_into" not in fake[0].calls
 
     @pytest.mark.parametrize("code", [MISSING, RPC], ids=["removed", "master-lost"])
     @pytest.mark.parametrize("at", [8, 24], ids=["size", "header"])

@@ -15,7 +15,13 @@ from support.child import environment
 from omni_fastshm.connectors import _mooncake_codes as codes
 from omni_fastshm.connectors._mooncake_keys import POINTER_BYTES, Item, Names, read_pointer, unit, write_pointer
 from omni_fastshm.connectors._mooncake_ledger import Ledger, Room
-from omni_fastshm.connectors._mooncake_net import is_own_address, own_address, split_address, wait_for_master
+from omni_fastshm.connectors._mooncake_net import (
+    is_own_address,
+    own_address,
+    shortest_timeout_s,
+    split_address,
+    wait_for_master,
+)
 from omni_fastshm.connectors.mooncake import SETTINGS, MooncakeConnector
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.factory import ConnectorSpec, OmniConnectorFactory
@@ -352,6 +358,20 @@ def test_what_is_set_for_one_process_is_not_the_users_in_its_children() -> None:
 
 
 class TestNet:
+    def test_the_shortest_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, text in (
+            ("MC_RPC_TIMEOUT_MS", "2500"),
+            ("MC_HANDSHAKE_CONNECT_TIMEOUT", "none"),
+            ("MC_TCP_STATUS_TIMEOUT_SEC", "4"),
+        ):
+            monkeypatch.setenv(name, text)
+        assert shortest_timeout_s() == 2.5
+        monkeypatch.setenv("MC_TCP_STATUS_TIMEOUT_SEC", "1")
+        assert shortest_timeout_s() == 1
+        monkeypatch.delenv("MC_TCP_STATUS_TIMEOUT_SEC")
+        monkeypatch.delenv("MC_RPC_TIMEOUT_MS")
+        assert shortest_timeout_s() > 0, "unknown, and everything is late at once"
+
     @pytest.mark.parametrize(
         ("text", "parts"),
         [
