@@ -26,6 +26,8 @@ _RUNTIME_KEYS = ("connectors", "edges")
 _MISSPELT = 0.87
 # Where a key is missing, or nothing but our keys can stand, less likeness is enough.
 _TYPO = 0.7
+# Settings that our connectors have inside vllm-omni alone.
+_ONLY_IN_HOST = ("unread_ttl_s",)
 # A host writes these into `extra` per side of an edge; they do not make two connectors of one edge differ.
 _PER_SIDE = frozenset({"role", "stage_id", "from_stage", "to_stage"})
 BROKEN = ConnectorSpec("?")
@@ -228,9 +230,19 @@ class Checker:
         if table is None:
             return
         values, wrong = check_settings(table, extra)
+        in_host = OmniConnectorFactory.name_here(name) is not None
+        if in_host:  # there, what is no setting of ours is passed over
+            for key, text in wrong:
+                if key not in (*table, *_ONLY_IN_HOST):
+                    self._warn(where.key(key, extra), text)
+            wrong = [(key, text) for key, text in wrong if key in table]
         for key, text in wrong:
             self._problem(where.key(key, extra), text)
-        if wrong or "namespace" not in table:
+        if wrong:
+            return
+        for text in _unfit(extra, values):
+            self._warn(where, text)
+        if in_host or "namespace" not in table:  # vllm-omni's plugin sees to the namespace
             return
         try:
             resolve_namespace(values["namespace"], key_lookup=bool(values.get("key_lookup")))
@@ -418,6 +430,21 @@ class Checker:
         if names:
             text = f"{', '.join(names)} differs from {one.where}"
             self._problem(other.where, f"two settings for the edge {start} -> {end}: {text}")
+
+
+def _unfit(extra: Entries, values: dict[str, Any]) -> Iterator[str]:
+    """Sizes that work, but not as whoever set them will have meant."""
+    limit, threshold = values.get("max_bytes"), values.get("shm_threshold_bytes")
+    if limit is None or threshold is None:
+        return
+    if limit < threshold and not values.get("key_lookup"):
+        instead = "travels inside the metadata" if values.get("fallback") == "inline" else "is refused"
+        yield (
+            f"max_bytes {limit} is less than shm_threshold_bytes {threshold}: no payload fits that is too large for the "
+            f"metadata, so every one of {threshold} bytes and more {instead}"
+        )
+    if extra.get("segment_bytes") is not None and values["segment_bytes"] > limit:
+        yield f"segment_bytes {values['segment_bytes']} is more than max_bytes: segments are {limit} bytes at most"
 
 
 def _shared(extra: dict[str, Any]) -> dict[Any, Any]:

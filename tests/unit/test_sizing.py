@@ -188,6 +188,17 @@ def _joined(arguments: list[str]) -> list[str]:
     return [f"{option}={value}" for option, value in zip(arguments[::2], arguments[1::2], strict=True)]
 
 
+def test_names_of_vllm_omni() -> None:
+    spec = {"name": "FastSharedMemoryConnector", "extra": {"codec_chunk_frames": 25}}
+    stages = [{"stage_id": 0}, {"stage_id": 1, "input_connectors": {"from_stage_0": spec}}]
+    plan = make_plan(load_omni_transfer_config({"stages": stages}), {("0", "1"): Load(10, 0.1, 1000)})
+    assert (plan.edges[0].connector, plan.edges[0].way) == (
+        "FastSharedMemoryConnector",
+        "ring",
+    )  # all goes by key there
+    assert plan.rings[0].settings["key_lookup"] is True
+
+
 def test_numbers_that_cannot_be() -> None:
     made: list[Any] = [(-1, 1, 1, 1), (1, math.inf, 1, 1), (1, 1, -1, 1), (math.nan, 1, 1, 1), (1, 1, 1, 0)]
     for numbers in made:
