@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from .errors import ConfigError
 from .factory import ConnectorSpec, OmniConnectorFactory
 from .settings import check_settings, describe, nearest, resolve_namespace, stage_name
 
-__all__ = ["BROKEN", "Checker", "Found", "FoundStage", "find_circle"]
+__all__ = ["BROKEN", "Checker", "Found", "FoundStage", "find_circle", "label_of"]
 
 Edge = tuple[str, str]
 
@@ -361,7 +361,7 @@ class Checker:
             ends = [self._end(value, key, here) for key in ("from", "to")]
             if ends[0] is None or ends[1] is None:
                 continue
-            edge = (ends[0], ends[1])
+            edge = (self._id(ends[0]), self._id(ends[1]))
             if edge in listed:
                 self._warn(here, f"the edge {edge[0]} -> {edge[1]} is listed already: {listed[edge]}")
             listed.setdefault(edge, here)
@@ -380,6 +380,11 @@ class Checker:
 
     def _join(self) -> None:
         stages = self._found.stages
+        for mention in self._mentions:
+            given, mention.edge = mention.edge, (self._id(mention.edge[0]), self._id(mention.edge[1]))
+            if mention.edge[0] == mention.edge[1] and given[0] != given[1]:
+                text = f"{given[0]!r} and {given[1]!r} are the same stage: it cannot send to itself"
+                self._problem(mention.where, text)
         if not self._lists_stages:
             # A configuration of edges alone: they say which stages there are.
             for mention in self._mentions:
@@ -404,16 +409,23 @@ class Checker:
         if alone and len(stages) > 1 and not self._problems:
             self._warn(self._root, f"no edge leads to or from {', '.join(f'stage {stage!r}' for stage in alone)}")
 
+    def _id(self, stage: str) -> str:
+        """The id of a stage that is given by its id or its name; what is neither stays."""
+        if stage in self._found.stages:
+            return stage
+        named = [each for each, found in self._found.stages.items() if label_of(found.raw) == stage]
+        return named[0] if len(named) == 1 else stage
+
     def _ends_exist(self, mention: _Mention) -> bool:
         stages = self._found.stages
         missing = [stage for stage in dict.fromkeys(mention.edge) if stage not in stages]
         for stage in missing:
-            known = ", ".join(stages) or "none"
+            names = {name: label_of(found.raw) for name, found in stages.items()}
+            known = ", ".join(f"{name} ({label})" if label else name for name, label in names.items()) or "none"
             start, end = mention.edge
-            self._problem(
-                mention.where,
-                f"the edge {start} -> {end} names the stage {stage!r}, which does not exist. Stages: {known}",
-            )
+            why = "is the name of several: use the stage_id" if stage in names.values() else "does not exist"
+            text = f"the edge {start} -> {end} names the stage {stage!r}, which {why}. Stages: {known}"
+            self._problem(mention.where, text)
         return not missing and mention.edge[0] != mention.edge[1]
 
     def _agree(self, one: _Mention, other: _Mention) -> None:
@@ -440,11 +452,18 @@ def _unfit(extra: Entries, values: dict[str, Any]) -> Iterator[str]:
     if limit < threshold and not values.get("key_lookup"):
         instead = "travels inside the metadata" if values.get("fallback") == "inline" else "is refused"
         yield (
-            f"max_bytes {limit} is less than shm_threshold_bytes {threshold}: no payload fits that is too large for the "
-            f"metadata, so every one of {threshold} bytes and more {instead}"
+            f"max_bytes {limit} is less than shm_threshold_bytes {threshold}: no payload fits that is too large for "
+            f"the metadata, so every one of {threshold} bytes and more {instead}"
         )
     if extra.get("segment_bytes") is not None and values["segment_bytes"] > limit:
         yield f"segment_bytes {values['segment_bytes']} is more than max_bytes: segments are {limit} bytes at most"
+
+
+def label_of(stage: Mapping[str, Any]) -> str:
+    """What people call the stage of this section: its own ``name``, or the host's for its model; "" for neither."""
+    engine = stage.get("engine_args")
+    found = stage.get("name") or (engine.get("model_stage") if isinstance(engine, Mapping) else None)
+    return found if isinstance(found, str) else ""
 
 
 def _shared(extra: dict[str, Any]) -> dict[Any, Any]:

@@ -55,7 +55,7 @@ _IN_HOST: Mapping[str, str] = {
     "FastSharedMemoryConnector": "SharedMemoryConnector",
     "FastMooncakeConnector": "MooncakeConnector",
 }
-"""What vllm-omni's factory knows our connectors by, so that files made for it can be checked, planned and tried here."""
+"""What vllm-omni's factory knows our connectors by: files made for it can be checked, planned and tried here."""
 
 
 class OmniConnectorFactory:

@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
     """
     config = load_omni_transfer_config(arguments.config)
     loads = loads_of(config, arguments)
-    plan = make_plan(config, loads, risk=arguments.risk, nodes=nodes_of(arguments.node))
+    plan = make_plan(config, loads, risk=arguments.risk, nodes=nodes_of(config, arguments.node))
     if arguments.json:
         print(json.dumps({"format": FORMAT, **plan.as_dict()}, indent=2))
     else:

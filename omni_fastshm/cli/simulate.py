@@ -13,7 +13,7 @@ from omni_fastshm.cli.text import count, human_bytes, human_seconds, printable, 
 from omni_fastshm.config import OmniTransferConfig, load_omni_transfer_config
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.simulation import COLUMNS, Arrival, RingResult, arrivals_of, read_trace, simulate
-from omni_fastshm.sizing import EdgePlan, Load, Plan, make_plan
+from omni_fastshm.sizing import Edge, EdgePlan, Load, Plan, make_plan
 
 __all__ = ["add_arguments", "main"]
 
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _size(text: str) -> int:
     try:
         number = size(text)
-    except (ValueError, KeyError):
-        number = 0
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.20} {error}") from None
     if number < 4096:
         raise argparse.ArgumentTypeError(f"{text!r:.20} is no size from 4096 bytes on")
     return number
@@ -109,11 +109,19 @@ def _trace(
             raise ConfigError(f"{expected:.0f} arrivals are too many to replay: give fewer --seconds")
         made = arrivals_of(loads, arguments.seconds, kind=arguments.arrivals, hold=arguments.hold, seed=arguments.seed)
         return list(made), loads
-    trace = read_trace(arguments.trace)
+    trace = [arrival._replace(edge=_known(config, arrival.edge)) for arrival in read_trace(arguments.trace)]
     unknown = sorted({arrival.edge for arrival in trace} - set(config.edges))
     if unknown:
         raise ConfigError(f"{arguments.trace}: {arguments.config} has no edge {' -> '.join(unknown[0])}")
     return trace, _loads_in(config, trace)
+
+
+def _known(config: OmniTransferConfig, edge: Edge) -> Edge:
+    """The edge by ids, where the trace has names."""
+    try:
+        return config.find_stage(edge[0]), config.find_stage(edge[1])
+    except ConfigError:
+        return edge  # that there is no such one is said with the place
 
 
 def _loads_in(config: OmniTransferConfig, trace: list[Arrival]) -> dict[tuple[str, str], Load]:

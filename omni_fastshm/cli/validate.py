@@ -85,8 +85,8 @@ def _verdict(config: OmniTransferConfig, warnings: list[str], *, runnable: bool)
 def _notes(config: OmniTransferConfig) -> list[str]:
     names = dict.fromkeys(spec.name for spec in config.connectors.values())
     return [
-        f"{name} is what vllm-omni knows our {here} by, where our plugin is installed: `omni-fastshm doctor --vllm-omni` "
-        f"shows whether it is. Outside vllm-omni the name stands for {here}"
+        f"{name} is what vllm-omni knows our {here} by, where our plugin is installed: "
+        f"`omni-fastshm doctor --vllm-omni` shows whether it is. Outside vllm-omni the name stands for {here}"
         for name in names
         if (here := OmniConnectorFactory.name_here(name)) is not None
     ]
