@@ -239,12 +239,17 @@ def _line(problem: Problem) -> str:
 
 def _result(found: Found, default: ConnectorSpec, path: Path | None) -> OmniTransferConfig:
     stages = _Stages()
+    sources: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}
+    for start, end in found.connectors:
+        sources.setdefault(end, []).append(start)
+        targets.setdefault(start, []).append(end)
     for name, stage in found.stages.items():
         stages[name] = StageSpec(
             id=name,
             fn=stage.fn,
-            sources=tuple(start for start, end in found.connectors if end == name),
-            targets=tuple(end for start, end in found.connectors if start == name),
+            sources=tuple(sources.get(name, ())),
+            targets=tuple(targets.get(name, ())),
             raw=stage.raw,
             places=stage.places,
         )

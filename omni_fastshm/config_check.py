@@ -486,19 +486,26 @@ def _meant(side: Any, prefix: str) -> str:
 
 def find_circle(stages: Iterable[str], edges: Iterable[Edge]) -> list[str]:
     """One circle of stages, first and last the same; empty where there is none."""
-    edges = list(edges)
-    waiting = {stage: [start for start, end in edges if end == stage] for stage in stages}
-    done: set[str] = set()
-    while True:
-        ready = [stage for stage in waiting if stage not in done and all(s in done for s in waiting[stage])]
-        if not ready:
-            break
-        done.update(ready)
-    left = [stage for stage in waiting if stage not in done]
+    waiting: dict[str, dict[str, None]] = {stage: {} for stage in stages}
+    following: dict[str, list[str]] = {}
+    for start, end in edges:
+        if end in waiting:
+            waiting[end][start] = None
+            following.setdefault(start, []).append(end)
+    ready = [stage for stage, sources in waiting.items() if not sources]
+    while ready:
+        stage = ready.pop()
+        del waiting[stage]
+        for end in following.get(stage, ()):
+            if end in waiting and stage in waiting[end]:
+                del waiting[end][stage]
+                if not waiting[end]:
+                    ready.append(end)
+    left = list(waiting)
     if not left:
         return []
     # Each stage that is left waits for another one that is left: going back along them must meet a circle.
     path = [left[0]]
     while path[-1] not in path[:-1]:
-        path.append(next(source for source in waiting[path[-1]] if source not in done))
+        path.append(next(iter(waiting[path[-1]])))
     return path[path.index(path[-1]) :][::-1]
