@@ -15,7 +15,7 @@ from omni_fastshm.errors import ConfigError
 from omni_fastshm.factory import ConnectorSpec, OmniConnectorFactory
 from omni_fastshm.settings import parse_settings
 
-__all__ = ["EdgePlan", "Load", "NodePlan", "Plan", "RingPlan", "make_plan", "places_needed"]
+__all__ = ["EdgePlan", "Load", "NodePlan", "Plan", "RingPlan", "make_plan", "places_needed", "store_settings"]
 
 MIB = 1 << 20
 _ONE_SEGMENT = 256 * MIB  # up to here a ring is one segment: growing costs fresh pages, and shrinking gives them back
@@ -251,6 +251,22 @@ def _edge_plan(edge: Edge, name: str, extra: Mapping[str, Any], load: Load, risk
 def rounded(size: int) -> int:
     """What a payload takes in a ring: whole cache lines."""
     return max(-(-size // 64) * 64, 64)
+
+
+def store_settings(config: OmniTransferConfig, edge: Edge) -> dict[str, Any]:
+    """The settings of an edge through Mooncake's store, with the defaults; `max_bytes` is what limits it, None where
+    nothing does.
+
+    Args:
+        config: the pipeline's file.
+        edge: one of its edges, over a `MooncakeConnector`.
+    """
+    spec = _spec(config.connectors[edge])
+    table = OmniConnectorFactory.settings_of(spec.name) or {}
+    settings = parse_settings(spec.name, table, spec.extra)
+    if settings["max_bytes"] is None and settings["hard_pin"]:
+        settings["max_bytes"] = settings["segment"] or None
+    return settings
 
 
 def _setting(name: str, extra: Mapping[str, Any], key: str, default: Any) -> Any:

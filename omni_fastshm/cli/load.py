@@ -13,7 +13,7 @@ from omni_fastshm.config import OmniTransferConfig
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.sizing import Edge, Load
 
-__all__ = ["add_load_arguments", "loads_of", "nodes_of", "size"]
+__all__ = ["add_load_arguments", "add_node_argument", "loads_of", "nodes_of", "size"]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgG]?i?)([bB]?)", re.ASCII)
@@ -54,6 +54,17 @@ def add_load_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
         "--risk", metavar="SHARE", type=_share, default=1e-4, help="of the puts may find no room (default 0.0001)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_node_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says which stages run where."""
+    parser.add_argument(
+        "--node",
+        metavar="NAME=STAGE,STAGE",
+        action="append",
+        default=[],
+        help="which stages a node has; give it for each. Without it all are on one",
+    )
 
 
 def _share(text: str) -> float:
