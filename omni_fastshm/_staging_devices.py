@@ -7,7 +7,7 @@ from typing import Any
 
 from omni_fastshm._staging_cuda import CudaRuntime
 from omni_fastshm._staging_runtime import DeviceRuntime
-from omni_fastshm.placement import Placing, placing
+from omni_fastshm.placement import Placing, path_text, placing
 
 __all__ = ["Devices", "devices"]
 
@@ -61,6 +61,10 @@ class Devices:
         runtime = self.runtime(flat.device.type)
         assert runtime is not None, "flatten gave it"
         return runtime.fetch(flat)
+
+    def path_text(self, path: list[tuple[Any, bool]]) -> str:
+        """The path to a tensor, as messages name it."""
+        return path_text(path) or "payload"
 
     def placing(self, device: Any) -> Placing | None:
         """Where tensors of one payload go; None leaves all of them in host memory."""

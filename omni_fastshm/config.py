@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .config_check import Checker, Found
+from .config_check import Checker, Found, label_of
 from .config_file import Problem, read_file, read_mapping
 from .errors import ConfigError
 from .factory import ConnectorSpec
@@ -59,9 +59,7 @@ class StageSpec:
     @property
     def label(self) -> str:
         """What people call the stage: its own ``name``, or the host's name for its model; "" for neither."""
-        engine = self.raw.get("engine_args")
-        found = self.raw.get("name") or (engine.get("model_stage") if isinstance(engine, Mapping) else None)
-        return found if isinstance(found, str) else ""
+        return label_of(self.raw)
 
 
 class _Stages(dict[str, StageSpec]):
@@ -140,6 +138,26 @@ class OmniTransferConfig:
             known = ", ".join(self.stages)
             raise ConfigError(f"there is no stage {name!r}{nearest(name, list(self.stages)) or '.'} Stages: {known}")
         return name
+
+    def find_stage(self, name: str | int) -> str:
+        """The id of a stage that people name.
+
+        Args:
+            name: its id, or what `StageSpec.label` says, where no other stage has that.
+
+        Returns:
+            The id as text.
+
+        Raises:
+            ConfigError: it is none of the file's stages, or the name of several.
+        """
+        text = stage_name(name)
+        if text in self.stages:
+            return text
+        named = [stage.id for stage in self.stages.values() if stage.label == text]
+        if len(named) > 1:
+            raise ConfigError(f"{text!r} is the name of the stages {', '.join(named)}: use one of these")
+        return named[0] if named else self.check_stage(text)
 
 
 def load_omni_transfer_config(
@@ -221,12 +239,17 @@ def _line(problem: Problem) -> str:
 
 def _result(found: Found, default: ConnectorSpec, path: Path | None) -> OmniTransferConfig:
     stages = _Stages()
+    sources: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}
+    for start, end in found.connectors:
+        sources.setdefault(end, []).append(start)
+        targets.setdefault(start, []).append(end)
     for name, stage in found.stages.items():
         stages[name] = StageSpec(
             id=name,
             fn=stage.fn,
-            sources=tuple(start for start, end in found.connectors if end == name),
-            targets=tuple(end for start, end in found.connectors if start == name),
+            sources=tuple(sources.get(name, ())),
+            targets=tuple(targets.get(name, ())),
             raw=stage.raw,
             places=stage.places,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from .errors import ConfigError
 from .factory import ConnectorSpec, OmniConnectorFactory
 from .settings import check_settings, describe, nearest, resolve_namespace, stage_name
 
-__all__ = ["BROKEN", "Checker", "Found", "FoundStage", "find_circle"]
+__all__ = ["BROKEN", "Checker", "Found", "FoundStage", "find_circle", "label_of"]
 
 Edge = tuple[str, str]
 
@@ -26,6 +26,8 @@ _RUNTIME_KEYS = ("connectors", "edges")
 _MISSPELT = 0.87
 # Where a key is missing, or nothing but our keys can stand, less likeness is enough.
 _TYPO = 0.7
+# Settings that our connectors have inside vllm-omni alone.
+_ONLY_IN_HOST = ("unread_ttl_s",)
 # A host writes these into `extra` per side of an edge; they do not make two connectors of one edge differ.
 _PER_SIDE = frozenset({"role", "stage_id", "from_stage", "to_stage"})
 BROKEN = ConnectorSpec("?")
@@ -228,9 +230,19 @@ class Checker:
         if table is None:
             return
         values, wrong = check_settings(table, extra)
+        in_host = OmniConnectorFactory.name_here(name) is not None
+        if in_host:  # there, what is no setting of ours is passed over
+            for key, text in wrong:
+                if key not in (*table, *_ONLY_IN_HOST):
+                    self._warn(where.key(key, extra), text)
+            wrong = [(key, text) for key, text in wrong if key in table]
         for key, text in wrong:
             self._problem(where.key(key, extra), text)
-        if wrong or "namespace" not in table:
+        if wrong:
+            return
+        for text in _unfit(extra, values):
+            self._warn(where, text)
+        if in_host or "namespace" not in table:  # vllm-omni's plugin sees to the namespace
             return
         try:
             resolve_namespace(values["namespace"], key_lookup=bool(values.get("key_lookup")))
@@ -349,7 +361,7 @@ class Checker:
             ends = [self._end(value, key, here) for key in ("from", "to")]
             if ends[0] is None or ends[1] is None:
                 continue
-            edge = (ends[0], ends[1])
+            edge = (self._id(ends[0]), self._id(ends[1]))
             if edge in listed:
                 self._warn(here, f"the edge {edge[0]} -> {edge[1]} is listed already: {listed[edge]}")
             listed.setdefault(edge, here)
@@ -368,6 +380,11 @@ class Checker:
 
     def _join(self) -> None:
         stages = self._found.stages
+        for mention in self._mentions:
+            given, mention.edge = mention.edge, (self._id(mention.edge[0]), self._id(mention.edge[1]))
+            if mention.edge[0] == mention.edge[1] and given[0] != given[1]:
+                text = f"{given[0]!r} and {given[1]!r} are the same stage: it cannot send to itself"
+                self._problem(mention.where, text)
         if not self._lists_stages:
             # A configuration of edges alone: they say which stages there are.
             for mention in self._mentions:
@@ -392,16 +409,23 @@ class Checker:
         if alone and len(stages) > 1 and not self._problems:
             self._warn(self._root, f"no edge leads to or from {', '.join(f'stage {stage!r}' for stage in alone)}")
 
+    def _id(self, stage: str) -> str:
+        """The id of a stage that is given by its id or its name; what is neither stays."""
+        if stage in self._found.stages:
+            return stage
+        named = [each for each, found in self._found.stages.items() if label_of(found.raw) == stage]
+        return named[0] if len(named) == 1 else stage
+
     def _ends_exist(self, mention: _Mention) -> bool:
         stages = self._found.stages
         missing = [stage for stage in dict.fromkeys(mention.edge) if stage not in stages]
         for stage in missing:
-            known = ", ".join(stages) or "none"
+            names = {name: label_of(found.raw) for name, found in stages.items()}
+            known = ", ".join(f"{name} ({label})" if label else name for name, label in names.items()) or "none"
             start, end = mention.edge
-            self._problem(
-                mention.where,
-                f"the edge {start} -> {end} names the stage {stage!r}, which does not exist. Stages: {known}",
-            )
+            why = "is the name of several: use the stage_id" if stage in names.values() else "does not exist"
+            text = f"the edge {start} -> {end} names the stage {stage!r}, which {why}. Stages: {known}"
+            self._problem(mention.where, text)
         return not missing and mention.edge[0] != mention.edge[1]
 
     def _agree(self, one: _Mention, other: _Mention) -> None:
@@ -418,6 +442,28 @@ class Checker:
         if names:
             text = f"{', '.join(names)} differs from {one.where}"
             self._problem(other.where, f"two settings for the edge {start} -> {end}: {text}")
+
+
+def _unfit(extra: Entries, values: dict[str, Any]) -> Iterator[str]:
+    """Sizes that work, but not as whoever set them will have meant."""
+    limit, threshold = values.get("max_bytes"), values.get("shm_threshold_bytes")
+    if limit is None or threshold is None:
+        return
+    if limit < threshold and not values.get("key_lookup"):
+        instead = "travels inside the metadata" if values.get("fallback") == "inline" else "is refused"
+        yield (
+            f"max_bytes {limit} is less than shm_threshold_bytes {threshold}: no payload fits that is too large for "
+            f"the metadata, so every one of {threshold} bytes and more {instead}"
+        )
+    if extra.get("segment_bytes") is not None and values["segment_bytes"] > limit:
+        yield f"segment_bytes {values['segment_bytes']} is more than max_bytes: segments are {limit} bytes at most"
+
+
+def label_of(stage: Mapping[str, Any]) -> str:
+    """What people call the stage of this section: its own ``name``, or the host's for its model; "" for neither."""
+    engine = stage.get("engine_args")
+    found = stage.get("name") or (engine.get("model_stage") if isinstance(engine, Mapping) else None)
+    return found if isinstance(found, str) else ""
 
 
 def _shared(extra: dict[str, Any]) -> dict[Any, Any]:
@@ -440,19 +486,26 @@ def _meant(side: Any, prefix: str) -> str:
 
 def find_circle(stages: Iterable[str], edges: Iterable[Edge]) -> list[str]:
     """One circle of stages, first and last the same; empty where there is none."""
-    edges = list(edges)
-    waiting = {stage: [start for start, end in edges if end == stage] for stage in stages}
-    done: set[str] = set()
-    while True:
-        ready = [stage for stage in waiting if stage not in done and all(s in done for s in waiting[stage])]
-        if not ready:
-            break
-        done.update(ready)
-    left = [stage for stage in waiting if stage not in done]
+    waiting: dict[str, dict[str, None]] = {stage: {} for stage in stages}
+    following: dict[str, list[str]] = {}
+    for start, end in edges:
+        if end in waiting:
+            waiting[end][start] = None
+            following.setdefault(start, []).append(end)
+    ready = [stage for stage, sources in waiting.items() if not sources]
+    while ready:
+        stage = ready.pop()
+        del waiting[stage]
+        for end in following.get(stage, ()):
+            if end in waiting and stage in waiting[end]:
+                del waiting[end][stage]
+                if not waiting[end]:
+                    ready.append(end)
+    left = list(waiting)
     if not left:
         return []
     # Each stage that is left waits for another one that is left: going back along them must meet a circle.
     path = [left[0]]
     while path[-1] not in path[:-1]:
-        path.append(next(source for source in waiting[path[-1]] if source not in done))
+        path.append(next(iter(waiting[path[-1]])))
     return path[path.index(path[-1]) :][::-1]

@@ -51,6 +51,11 @@ _BUILT_IN: Mapping[str, _Backend] = {
     "MooncakeConnector": _MOONCAKE,
     "MooncakeStoreConnector": _MOONCAKE,
 }
+_IN_HOST: Mapping[str, str] = {
+    "FastSharedMemoryConnector": "SharedMemoryConnector",
+    "FastMooncakeConnector": "MooncakeConnector",
+}
+"""What vllm-omni's factory knows our connectors by: files made for it can be checked, planned and tried here."""
 
 
 class OmniConnectorFactory:
@@ -104,10 +109,11 @@ class OmniConnectorFactory:
         Raises:
             ConfigError: the name is unknown, the backend's package is missing, or a setting is wrong.
         """
-        name, extra = spec.name, spec.extra
-        problem = cls.name_problem(name)
+        problem = cls.name_problem(spec.name)
         if problem:
             raise ConfigError(problem)
+        spec = cls.spec_here(spec)
+        name, extra = spec.name, spec.extra
         build = cls._resolve(name)
         connector = build({} if extra is None else extra)
         if not callable(getattr(connector, "put", None)) or not callable(getattr(connector, "get", None)):
@@ -120,17 +126,32 @@ class OmniConnectorFactory:
         if not isinstance(name, str):
             return f"a connector's name must be text, not {describe(name)}"
         known = cls.list_registered_connectors()
-        if name in known or is_import_path(name):
+        if name in known or name in _IN_HOST or is_import_path(name):
             return None
         return (
-            f"there is no connector {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}. "
+            f"there is no connector {name!r}{nearest(name, [*known, *_IN_HOST]) or '.'} Known: {', '.join(known)}. "
             "A connector of your own is named 'module:Class', or made known with register_connector"
         )
 
     @classmethod
+    def name_here(cls, name: str) -> str | None:
+        """What a name of ours inside vllm-omni stands for in this package; None for every other name."""
+        return None if name in cls._registered else _IN_HOST.get(name)
+
+    @classmethod
+    def spec_here(cls, spec: ConnectorSpec) -> ConnectorSpec:
+        """`spec` under the name that its connector has in this package, without what only vllm-omni reads of its
+        settings; `spec` itself where it has such a name already."""
+        here = cls.name_here(spec.name)
+        if here is None:
+            return spec
+        table = cls.settings_of(here) or {}
+        return ConnectorSpec(here, {key: value for key, value in spec.extra.items() if key in table})
+
+    @classmethod
     def missing_backend(cls, name: str) -> str | None:
         """What has to be installed before this connector can be built; None where nothing is missing."""
-        backend = None if name in cls._registered else _BUILT_IN.get(name)
+        backend = cls._built_in(name)
         if backend is None or backend.needs is None:
             return None
         if _spec_exists(backend.needs):
@@ -140,10 +161,11 @@ class OmniConnectorFactory:
     @classmethod
     def settings_of(cls, name: str) -> Mapping[str, Setting] | None:
         """The settings of a built-in connector; None where they are not known before it is built."""
-        if name in cls._registered or name not in _BUILT_IN:
+        backend = cls._built_in(name)
+        if backend is None:
             return None
         try:
-            module = importlib.import_module(_BUILT_IN[name].target.partition(":")[0])
+            module = importlib.import_module(backend.target.partition(":")[0])
         except ImportError:
             return None
         table: Mapping[str, Setting] | None = getattr(module, "SETTINGS", None)
@@ -156,7 +178,11 @@ class OmniConnectorFactory:
             return True
         if one in cls._registered or other in cls._registered:
             return False
-        return _BUILT_IN.get(one, one) == _BUILT_IN.get(other, other)
+        return (cls._built_in(one) or one) == (cls._built_in(other) or other)
+
+    @classmethod
+    def _built_in(cls, name: str) -> _Backend | None:
+        return None if name in cls._registered else _BUILT_IN.get(_IN_HOST.get(name, name))
 
     @classmethod
     def _resolve(cls, name: str) -> Callable[[Any], Any]:

@@ -160,7 +160,7 @@ def _with_threshold(config: OmniTransferConfig, threshold: int, *, force: bool) 
     """`config` with this threshold on the edges that have none; with `force` on all of them."""
     connectors = dict(config.connectors)
     for (start, end), spec in connectors.items():
-        if spec.name != DEFAULT_CONNECTOR:
+        if not OmniConnectorFactory.same_backend(spec.name, DEFAULT_CONNECTOR):
             continue
         given = spec.extra.get(_THRESHOLD)
         if force and str(spec.extra.get("key_lookup")).strip().lower() == "true":

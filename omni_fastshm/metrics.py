@@ -53,6 +53,8 @@ COUNTERS = {
     "blocked_s": ("blocked_seconds", "time that puts waited for room"),
     "dropped": ("dropped", "payloads that nobody had taken when the connector closed"),
 }
+NO_ROOM = "no_room"
+"""Key of `health()` with a number for each reason."""
 GAUGES = {
     "live_blocks": ("live_blocks", "payloads that wait or are looked at"),
     "leases": ("leases", "received payloads that views of this process keep"),
@@ -79,6 +81,8 @@ class _Totals:
         labels: _Labels = (health["namespace"], health["connector"])
         for key in COUNTERS:
             self.counters[key, labels] += health.get(key, 0)
+        for reason, number in health["no_room"].items():
+            self.counters[NO_ROOM, (*labels, reason)] += number
         for edge in health["edges"]:
             at = (*labels, f"{edge['from_stage']}->{edge['to_stage']}")
             for key in EDGE_COUNTERS:
@@ -166,6 +170,13 @@ def _families(totals: _Totals, states: list[dict[str, Any]]) -> Iterator[Metric]
                 if which == key:
                     counter.add_metric(at, number)
             yield counter
+    counter = CounterMetricFamily(
+        _PREFIX + NO_ROOM, "payloads that found no room, by reason", labels=[*per_connector, "reason"]
+    )
+    for (which, at), number in totals.counters.items():
+        if which == NO_ROOM:
+            counter.add_metric(at, number)
+    yield counter
     for key, (name, text) in EDGE_HISTOGRAMS.items():
         histogram = HistogramMetricFamily(_PREFIX + name, text, labels=[*per_connector, "edge"])
         for (which, at), figures in totals.histograms.items():

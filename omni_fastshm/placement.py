@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,15 +16,21 @@ Path = list[tuple[Any, bool]] | None
 """``(step, is it a key?)`` from the payload down; None where nobody asked for it."""
 
 _REST = "*"
+_SHOWN = 8
+_MOST_TOLD = 1024
+_told: set[str] = set()  # paths that led to nothing, of which the log has been told
+
+_log = logging.getLogger("omni_fastshm")
 
 
 class Placing(Protocol):
     """Where the tensors of one payload go."""
 
-    by_path: bool
-
     def target(self, path: Path) -> Any:
         """The device for the tensor there; None leaves it in host memory."""
+
+    def done(self) -> None:
+        """All tensors of the payload were asked about."""
 
     def move(self, tensor: Any, target: Any) -> Any:
         """The tensor on that device."""
@@ -32,13 +39,14 @@ class Placing(Protocol):
 class OneDevice:
     """All tensors go to one device."""
 
-    by_path = False
-
     def __init__(self, device: Any) -> None:
         self.device = device
 
     def target(self, path: Path) -> Any:
         return self.device
+
+    def done(self) -> None:
+        pass
 
     def move(self, tensor: Any, target: Any) -> Any:
         return tensor.to(target)
@@ -47,22 +55,37 @@ class OneDevice:
 class ByPath:
     """Each tensor goes where the longest matching entry says; without one it stays in host memory."""
 
-    by_path = True
-
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self._rest = None if _is_host(entries.get(_REST)) else entries[_REST]
         named = [(key, None if _is_host(device) else device) for key, device in entries.items() if key != _REST]
         self._named = sorted(named, key=lambda each: -len(each[0]))
+        self._unused = {key for key, _ in named}
+        self._there: list[str] = []  # the first tensors, for the message
 
     def target(self, path: Path) -> Any:
         text = path_text(path or [])
-        for key, device in self._named:
-            if text.startswith(key) and text[len(key) : len(key) + 1] in ("", ".", "["):
-                return device
-        return self._rest
+        if len(self._there) < _SHOWN:
+            self._there.append(text or "the payload itself")
+        fits = [(key, device) for key, device in self._named if _is_under(text, key)]
+        self._unused.difference_update(key for key, _ in fits)
+        return fits[0][1] if fits else self._rest
+
+    def done(self) -> None:
+        # A warning, not an error: one map may serve payloads of several kinds.
+        for key in sorted(self._unused - _told) if self._there else ():
+            if len(_told) < _MOST_TOLD:
+                _told.add(key)
+            _log.warning("device: no tensor is at %r; there are %s; said once", key, self._shown())
+
+    def _shown(self) -> str:
+        return ", ".join(self._there) + (", …" if len(self._there) == _SHOWN else "")
 
     def move(self, tensor: Any, target: Any) -> Any:
         return tensor.to(target)
+
+
+def _is_under(text: str, key: str) -> bool:
+    return text.startswith(key) and text[len(key) : len(key) + 1] in ("", ".", "[")
 
 
 def path_text(path: list[tuple[Any, bool]]) -> str:
@@ -82,7 +105,7 @@ def placing(device: Any) -> Placing | None:
     Args:
         device: as for `check_placement`, checked; or a `Placing`, which is given back.
     """
-    if hasattr(device, "by_path"):
+    if hasattr(device, "target"):
         return device  # type: ignore[no-any-return]
     if isinstance(device, Mapping):
         return ByPath(device) if any(not _is_host(each) for each in device.values()) else None

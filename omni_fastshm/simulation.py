@@ -20,7 +20,16 @@ from omni_fastshm._core import RingAllocator
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.sizing import Edge, Load, rounded
 
-__all__ = ["Arrival", "EdgeResult", "RingResult", "SimulatedRing", "arrivals_of", "read_trace", "simulate"]
+__all__ = [
+    "Arrival",
+    "EdgeResult",
+    "RingResult",
+    "SimulatedRing",
+    "SimulatedStore",
+    "arrivals_of",
+    "read_trace",
+    "simulate",
+]
 
 _MANY = 16  # as in omni_fastshm.producer
 COLUMNS = 60
@@ -137,6 +146,46 @@ class SimulatedRing:
             self._trim(0, now)
 
 
+class SimulatedStore:
+    """Room in Mooncake's store for what one stage has untaken: a `MooncakeConnector`'s count of it, without the store.
+
+    Nothing is evicted (``hard_pin``): what does not fit waits, as in a ring.
+
+    Args:
+        limit: most bytes, that is `max_bytes`, or `segment` where that is not set.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.max_bytes = limit
+        self.high_capacity = limit
+        self.used = 0
+        self.peak = 0
+
+    @property
+    def ring(self) -> SimulatedStore:
+        """Has `used` and `peak`, as a ring's allocator has."""
+        return self
+
+    def can_fit(self, size: int) -> bool:
+        """Could it ever take this?"""
+        return rounded(size) <= self.max_bytes
+
+    def prepare(self, size: int, now: float) -> None:
+        """Nothing grows or shrinks."""
+
+    def take(self, size: int, now: float) -> tuple[int, int] | None:
+        """Room for `size` bytes, or None."""
+        if self.used + rounded(size) > self.max_bytes:
+            return None
+        self.used += rounded(size)
+        self.peak = max(self.peak, self.used)
+        return 0, 0
+
+    def give(self, place: tuple[int, int], size: int) -> None:
+        """The bytes are free again."""
+        self.used -= rounded(size)
+
+
 @dataclass
 class EdgeResult:
     """What happened on one edge.
@@ -158,7 +207,7 @@ class EdgeResult:
 
 @dataclass
 class RingResult:
-    """What happened in one ring.
+    """What happened in one ring, or in the store.
 
     Attributes:
         from_stage: whose.
@@ -168,6 +217,7 @@ class RingResult:
         occupancy: the most bytes in use in each of `COLUMNS` equal parts of the time.
         refusals: how many payloads were refused in each.
         edges: by receiving stage.
+        kind: "ring" or "store".
     """
 
     from_stage: str
@@ -177,6 +227,7 @@ class RingResult:
     occupancy: list[int] = field(default_factory=lambda: [0] * COLUMNS)
     refusals: list[int] = field(default_factory=lambda: [0] * COLUMNS)
     edges: dict[str, EdgeResult] = field(default_factory=dict)
+    kind: str = "ring"
 
 
 class _Waiting(NamedTuple):
@@ -192,8 +243,12 @@ class _Run:
     """One ring's events in order."""
 
     def __init__(self, stage: str, settings: Mapping[str, Any], end: float) -> None:
-        self.ring = SimulatedRing(settings["segment_bytes"], settings["max_bytes"], settings["idle_segment_s"])
-        self.result = RingResult(stage, settings["max_bytes"])
+        self.ring: SimulatedRing | SimulatedStore
+        if "segment" in settings:
+            self.ring = SimulatedStore(settings["max_bytes"])
+        else:
+            self.ring = SimulatedRing(settings["segment_bytes"], settings["max_bytes"], settings["idle_segment_s"])
+        self.result = RingResult(stage, settings["max_bytes"], kind="store" if "segment" in settings else "ring")
         self._timeout = settings["put_timeout_s"]
         self._threshold = 0 if settings.get("key_lookup") else settings.get("shm_threshold_bytes", 0)
         self._end = end
@@ -287,11 +342,12 @@ def simulate(
     trace: Iterable[Arrival],
     seconds: float | None = None,
 ) -> list[RingResult]:
-    """Replay arrivals against rings.
+    """Replay arrivals against rings, and against Mooncake's store.
 
     Args:
         rings: by producing stage and its receivers: `segment_bytes`, `max_bytes`, `put_timeout_s`, `idle_segment_s`,
-            and if wanted `shm_threshold_bytes` and `key_lookup`.
+            and if wanted `shm_threshold_bytes` and `key_lookup`. With `segment` it is the store, whose limit is
+            `max_bytes`.
         trace: in any order. Edges that belong to no ring are left out.
         seconds: what `occupancy` and `refusals` divide into columns; None takes the time of the last arrival.
 

@@ -12,10 +12,10 @@ from omni_fastshm.config import OmniTransferConfig
 from omni_fastshm.connectors.shared_memory import SETTINGS
 from omni_fastshm.directory import SIZE as DIRECTORY_SIZE
 from omni_fastshm.errors import ConfigError
-from omni_fastshm.factory import OmniConnectorFactory
+from omni_fastshm.factory import ConnectorSpec, OmniConnectorFactory
 from omni_fastshm.settings import parse_settings
 
-__all__ = ["EdgePlan", "Load", "NodePlan", "Plan", "RingPlan", "make_plan", "places_needed"]
+__all__ = ["EdgePlan", "Load", "NodePlan", "Plan", "RingPlan", "make_plan", "places_needed", "store_settings"]
 
 MIB = 1 << 20
 _ONE_SEGMENT = 256 * MIB  # up to here a ring is one segment: growing costs fresh pages, and shrinking gives them back
@@ -207,12 +207,13 @@ def make_plan(
         ConfigError: an edge has no load, a stage no node or two, or a number is out of range.
     """
     edges = []
-    for edge, spec in config.connectors.items():
+    specs = {edge: _spec(spec) for edge, spec in config.connectors.items()}
+    for edge, spec in specs.items():
         if edge not in loads:
             raise ConfigError(f"edge {edge[0]} -> {edge[1]} has no load")
-        edges.append(_edge_plan(edge, spec.name, spec.extra, loads[edge], risk))
+        edges.append(_edge_plan(edge, config.connectors[edge].name, spec.extra, loads[edge], risk))
     where = _nodes(config, nodes)
-    rings, warnings = _rings(config, edges)
+    rings, warnings = _rings(specs, edges)
     for each in edges:
         if each.way in ("ring", "process") and where[each.from_stage] != where[each.to_stage]:
             warnings.append(
@@ -221,6 +222,12 @@ def make_plan(
             )
     names = dict.fromkeys(where.values())
     return Plan(risk, tuple(edges), tuple(rings), tuple(_node(n, where, edges, rings) for n in names), tuple(warnings))
+
+
+def _spec(spec: ConnectorSpec) -> ConnectorSpec:
+    """As it is in this package; vllm-omni finds by key what its names of ours carry, so that nothing is inline."""
+    here = OmniConnectorFactory.spec_here(spec)
+    return here if here is spec else ConnectorSpec(here.name, {**here.extra, "key_lookup": True})
 
 
 def _edge_plan(edge: Edge, name: str, extra: Mapping[str, Any], load: Load, risk: float) -> EdgePlan:
@@ -246,6 +253,22 @@ def rounded(size: int) -> int:
     return max(-(-size // 64) * 64, 64)
 
 
+def store_settings(config: OmniTransferConfig, edge: Edge) -> dict[str, Any]:
+    """The settings of an edge through Mooncake's store, with the defaults; `max_bytes` is what limits it, None where
+    nothing does.
+
+    Args:
+        config: the pipeline's file.
+        edge: one of its edges, over a `MooncakeConnector`.
+    """
+    spec = _spec(config.connectors[edge])
+    table = OmniConnectorFactory.settings_of(spec.name) or {}
+    settings = parse_settings(spec.name, table, spec.extra)
+    if settings["max_bytes"] is None and settings["hard_pin"]:
+        settings["max_bytes"] = settings["segment"] or None
+    return settings
+
+
 def _setting(name: str, extra: Mapping[str, Any], key: str, default: Any) -> Any:
     table = OmniConnectorFactory.settings_of(name)
     if table is None or key not in table:
@@ -253,16 +276,16 @@ def _setting(name: str, extra: Mapping[str, Any], key: str, default: Any) -> Any
     return parse_settings(name, {key: table[key]}, {key: extra[key]} if key in extra else {})[key]
 
 
-def _rings(config: OmniTransferConfig, edges: list[EdgePlan]) -> tuple[list[RingPlan], list[str]]:
+def _rings(specs: Mapping[Edge, ConnectorSpec], edges: list[EdgePlan]) -> tuple[list[RingPlan], list[str]]:
     shared: dict[tuple[str, str], list[EdgePlan]] = {}
     for each in edges:
         if each.way == "ring":
-            extra = config.connectors[each.from_stage, each.to_stage].extra
+            extra = specs[each.from_stage, each.to_stage].extra
             key = repr(sorted((str(k), repr(v)) for k, v in extra.items()))
             shared.setdefault((each.from_stage, key), []).append(each)
     rings, warnings = [], []
     for (stage, _), members in shared.items():
-        extra = config.connectors[stage, members[0].to_stage].extra
+        extra = specs[stage, members[0].to_stage].extra
         ring = _ring(stage, members, extra)
         rings.append(ring)
         has = ring.configured.get("max_bytes", ring.max_bytes)

@@ -177,12 +177,14 @@ class Uploads:
     def __init__(self, where: Placing, pin: Pin) -> None:
         self._where = where
         self._pin = pin
-        self.by_path = where.by_path
         self._known: dict[Any, tuple[DeviceRuntime, Any] | None] = {}
         self._moved: dict[tuple[DeviceRuntime, Any], list[tuple[Any, Any]]] = {}
 
     def target(self, path: Any) -> Any:
         return self._where.target(path)
+
+    def done(self) -> None:
+        self._where.done()
 
     def move(self, tensor: Any, target: Any) -> Any:
         """The tensor's bytes on that device, from the moment on when `finish` was called."""

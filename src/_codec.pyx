@@ -1814,7 +1814,8 @@ cdef class _Reader:
             return self.placer.move(out, target)
         except Exception as error:
             # The payload is whole: it must not count as damaged, and can be got again.
-            raise CodecError(f"a tensor cannot be moved to {target}: {type(error).__name__}: {error}") from error
+            where = self.codec.devices.path_text(self.path)
+            raise CodecError(f"{where}: the tensor cannot be moved to {target}: {type(error).__name__}: {error}") from error
 
     cdef object own_tensor(self, const void *raw, int code, int ndim, int64_t *dims, size_t count):
         cdef size_t nbytes = count * itemsizes[code]
@@ -1994,8 +1995,8 @@ cdef class Codec:
             writable: False where other takers see the same bytes: NumPy views are read-only then, tensors private
                 copies unless `copy` is False.
             device: where tensors shall arrive: None, what ``torch.device`` takes, a dict by path (see
-                ``docs/devices.md``), or an object with ``target(path)`` (None: stays), ``move(tensor, target)`` and
-                ``by_path``, whether it wants a path: a list of ``(step, is it a key?)``.
+                ``docs/devices.md``), or an object with ``target(path)`` (None: stays), where a path is a list of
+                ``(step, is it a key?)``, ``move(tensor, target)``, and ``done()``, called after the last tensor.
             types: "module:Class" names whose modules may be imported for decoding.
             allow_pickle: restore pickled objects.
             wire: the profile that both sides agreed on.
@@ -2051,13 +2052,16 @@ cdef class Decoder:
         reader.host = self.host
         if device is not None:
             reader.placer = self.codec.devices.placing(device)
-            if reader.placer is not None and reader.placer.by_path:
+            if reader.placer is not None:
                 reader.path = []
         PyObject_GetBuffer(frame, &buffer, PyBUF_SIMPLE)
         try:
-            return decode_frame(reader, &buffer)
+            data = decode_frame(reader, &buffer)
         finally:
             PyBuffer_Release(&buffer)
+        if reader.placer is not None:
+            reader.placer.done()
+        return data
 
 
 cdef bint is_host(object wire) except -1:

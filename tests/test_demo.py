@@ -261,7 +261,8 @@ def test_verbose_shows_each_traceback_once(job: Path) -> None:
     (job / "in" / "start.txt").write_text("4")
     stage = run_with(job, "load_numbers", "write_numbers", "--verbose")
     assert stage.stderr.count("in fail_on_five") == 1
-    assert stage.stderr.splitlines()[-1].startswith("omni-fastshm run: stage 0 (first) failed on request '1'")
+    assert "omni-fastshm run: stage 0 (first) failed on request '1'" in stage.stderr
+    assert stage.stderr.splitlines()[-1] == "omni-fastshm run: 1 of 3 requests failed"
 
 
 def test_a_failed_request_is_not_blamed_on_write(job: Path) -> None:
@@ -270,6 +271,33 @@ def test_a_failed_request_is_not_blamed_on_write(job: Path) -> None:
         done = run_with(job, "load_numbers", write)
         assert done.returncode == 1
         assert "run: stage 0 (first) failed on request '1': ValueError: five is right out" in done.stderr
+
+
+def test_a_failed_request_leaves_the_others(job: Path) -> None:
+    (job / "in" / "start.txt").write_text("4")
+    done = run_with(job, "load_numbers", "write_numbers")
+    assert done.returncode == 1
+    assert (job / "n.txt").read_text() == "8 12"
+    assert "3 requests, 1 of them failed in " in done.stdout
+    assert "2 numbers in n.txt" in done.stdout
+    assert done.stderr.splitlines()[-1] == ("omni-fastshm run: 1 of 3 requests failed (--verbose for the tracebacks)")
+
+
+def test_where_all_fail_nothing_is_written(job: Path) -> None:
+    (job / "in" / "start.txt").write_text("4")
+    section = f"run: {{load: '{STAGES}:load_numbers', write: '{STAGES}:write_badly', inputs: in}}"
+    write_config(job, "fail_always", section)
+    done = run("job.yaml", "--requests", 30, folder=job)
+    assert done.returncode == 1
+    assert done.stderr.count("failed on request") == 20
+    assert "30 of 30 requests failed, of which the first 20 are told" in done.stderr
+    assert "writer broken" not in done.stderr
+
+
+def test_the_default_file_is_called_after_what_is_in_it(job: Path) -> None:
+    done = run("job.yaml", folder=job)
+    assert done.returncode == 0, done.stderr
+    assert (job / "out.json").read_text() == "22 24 26 28"
 
 
 def test_an_error_in_the_middle_of_load_names_it(job: Path) -> None:

@@ -26,7 +26,7 @@ LAYERS = [
     "arrivals copiers directory consumer metadata inventory",
     "janitor lease_trace watching",
     "producer",
-    "connectors._leaves connectors._spaces connectors._ends connectors._shared_settings",
+    "connectors._leaves connectors._spaces connectors._ends connectors._refusals connectors._shared_settings",
     "connectors._later connectors._watch",
     "connectors._mooncake_codes connectors._mooncake_keys connectors._mooncake_net",
     "connectors._mooncake_ledger connectors._mooncake_metadata connectors._mooncake_gate",

@@ -5,6 +5,8 @@ It can be checked without importing anything, as ``validate`` does, and loaded, 
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ _SETTINGS: Mapping[str, Setting] = {
     "load": Setting("str", None, help="makes the requests"),
     "write": Setting("str", None, help="takes the results"),
     "inputs": Setting("str", None, help="folder of the input files, relative to the configuration"),
-    "out": Setting("str", "out.wav", help="file for the results"),
+    "out": Setting("str", None, help="file for the results"),
     "requests": Setting("int", 8, minimum=1, help="how many"),
     "max_in_flight": Setting("int", 8, minimum=1, help="how many at a time"),
 }
@@ -85,7 +87,7 @@ class Job:
         load: makes the requests from the inputs' folder and their number.
         write: takes the results; None when the configuration names nothing.
         inputs: the inputs' folder.
-        out: the file for `write`.
+        out: the file for `write`; None chooses by the first result, see `out_name`.
         count: how many requests.
         max_in_flight: how many at a time.
         names: what messages call `load` and `write`.
@@ -94,7 +96,7 @@ class Job:
     load: Callable[[Path, int], Iterable[Any]]
     write: Callable[[Iterable[Any], Path], Any] | None
     inputs: Path
-    out: Path
+    out: Path | None
     count: int
     max_in_flight: int
     names: Mapping[str, str]
@@ -119,7 +121,7 @@ class Job:
         """Give the results to `write`.
 
         Returns:
-            What it returned; None where there is none.
+            What it returned; None where there is none, or no result.
 
         Raises:
             JobFailed: `write` raised. An error of `results` itself goes through unchanged.
@@ -127,15 +129,45 @@ class Job:
         if self.write is None:
             return None
         watched = _Watched(results)
+        first = list(itertools.islice(watched, 1))
+        if not first:
+            return None
+        out = self.out or Path(out_name(first[0]))
         note = None
         try:
-            note = self.write(watched, self.out)
+            note = self.write(itertools.chain(first, watched), out)
         except Exception as error:
             if watched.error is None:
                 raise JobFailed(f"{self.names['write']}: {describe(error)}") from error
         if watched.error is not None:
             raise watched.error
         return note
+
+
+_SIGNATURES = ((b"\x89PNG\r\n", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"OggS", ".ogg"), (b"fLaC", ".flac"))
+
+
+def out_name(result: Any) -> str:
+    """What to call a file for such results: text, images, bytes by their first ones, plain data; the rest is taken for
+    sound."""
+    if isinstance(result, str):
+        return "out.txt"
+    if isinstance(result, (bytes, bytearray)):
+        start = bytes(result[:12])
+        if start[:4] == b"RIFF" and start[8:] == b"WAVE":
+            return "out.wav"
+        return "out" + next((suffix for signature, suffix in _SIGNATURES if start.startswith(signature)), ".bin")
+    if type(result).__module__.partition(".")[0] == "PIL":
+        return "out.png"
+    return "out.json" if _is_plain(result) else "out.wav"
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Watched:
@@ -190,7 +222,7 @@ def load_job(config: Path, *, requests: int | None = None, inputs: Path | None =
         load=functions["load"],
         write=functions.get("write"),
         inputs=inputs or folder / (values["inputs"] or "inputs"),
-        out=out or Path(values["out"]),
+        out=out or (Path(values["out"]) if values["out"] is not None else None),
         count=requests or values["requests"],
         max_in_flight=values["max_in_flight"],
         names=names,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,9 +13,10 @@ from omni_fastshm.config import OmniTransferConfig
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.sizing import Edge, Load
 
-__all__ = ["add_load_arguments", "loads_of", "nodes_of", "size"]
+__all__ = ["add_load_arguments", "add_node_argument", "loads_of", "nodes_of", "size"]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgG]?i?)([bB]?)", re.ASCII)
 
 
 def add_load_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -42,7 +45,7 @@ def add_load_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
         action="append",
         default=[],
         required=required,
-        help="bytes of a payload: 28700000, 28.7MB, 64KiB",
+        help="bytes of a payload: 28700000, 28.7MB (millions), 64KiB (of 1,024 bytes)",
     )
     parser.add_argument(
         "--burst", metavar=f"{value}N", action="append", default=[], help="so many arrive at once (default 1)"
@@ -51,6 +54,17 @@ def add_load_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
         "--risk", metavar="SHARE", type=_share, default=1e-4, help="of the puts may find no room (default 0.0001)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_node_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says which stages run where."""
+    parser.add_argument(
+        "--node",
+        metavar="NAME=STAGE,STAGE",
+        action="append",
+        default=[],
+        help="which stages a node has; give it for each. Without it all are on one",
+    )
 
 
 def _share(text: str) -> float:
@@ -67,27 +81,39 @@ def size(text: str) -> int:
     """Bytes, from ``"28.7MB"`` (powers of 1000) or ``"64KiB"`` (of 1024).
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is something else, may mean bits, or is a fraction of a byte; the message says which.
     """
-    lower = text.strip().lower().removesuffix("b").rstrip()
-    digits = lower.rstrip("kmgi")
-    number = float(digits) * _UNITS[lower[len(digits) :].strip()]
-    if not 0 <= number < 1 << 63:
-        raise ValueError(text)
-    return int(number)
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or found[2].lower() not in _UNITS:
+        raise ValueError("is no size; write bytes as a number, or a unit as in 28.7MB (millions) or 64KiB (of 1,024)")
+    digits, unit, byte = found.groups()
+    if byte == "b":
+        raise ValueError(f"may mean bits or bytes; write {digits}{unit}B for bytes")
+    number = float(digits) * _UNITS[unit.lower()]
+    if not unit and not number.is_integer():
+        raise ValueError(f"is no whole number of bytes; a unit is missing, as in {digits}MB")
+    if not number < 1 << 63:
+        raise ValueError("is more bytes than there can be")
+    return round(number)
 
 
 def _number(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
     if not 0 <= number < math.inf:
-        raise ValueError(text)
+        raise ValueError("is no number from 0 on")
     return number
 
 
 def _whole(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        raise ValueError("is no whole number from 1 on")
     return number
 
 
@@ -100,17 +126,18 @@ def loads_of(config: OmniTransferConfig, arguments: argparse.Namespace) -> dict[
     edges = config.edges
     if not edges:
         raise ConfigError(f"{arguments.config}: there is no edge in it")
-    rates = _by_edge(edges, "--rps", arguments.rps, _number)
-    holds = _by_edge(edges, "--hold-ms", arguments.hold_ms, _number)
-    sizes = _by_edge(edges, "--payload", arguments.payload, size)
-    bursts = _by_edge(edges, "--burst", ["1", *arguments.burst], _whole)
+    rates = _by_edge(config, "--rps", arguments.rps, _number)
+    holds = _by_edge(config, "--hold-ms", arguments.hold_ms, _number)
+    sizes = _by_edge(config, "--payload", arguments.payload, size)
+    bursts = _by_edge(config, "--burst", ["1", *arguments.burst], _whole)
     return {edge: Load(rates[edge], holds[edge] / 1000, int(sizes[edge]), int(bursts[edge])) for edge in edges}
 
 
 def _by_edge(
-    edges: Sequence[Edge], option: str, texts: Sequence[str], read: Callable[[str], float]
+    config: OmniTransferConfig, option: str, texts: Sequence[str], read: Callable[[str], float]
 ) -> dict[Edge, float]:
-    names = {f"{start}:{end}": (start, end) for start, end in edges}
+    edges = config.edges
+    names = _edge_names(config)
     found: dict[Edge, float] = {}
     for text in sorted(texts, key=lambda text: "=" in text):  # what is for all edges comes first
         name, _, value = text.rpartition("=")
@@ -118,8 +145,8 @@ def _by_edge(
             raise ConfigError(f"{option}: there is no edge {name!r}; there are {', '.join(names)}")
         try:
             number = read(value)
-        except (ValueError, KeyError):
-            raise ConfigError(f"{option}: {value!r:.40} cannot be used") from None
+        except ValueError as error:
+            raise ConfigError(f"{option}: {value!r:.40} {error}") from None
         found.update({names[name]: number} if name else dict.fromkeys(edges, number))
     missing = [f"{start}:{end}" for start, end in edges if (start, end) not in found]
     if missing:
@@ -127,16 +154,31 @@ def _by_edge(
     return found
 
 
-def nodes_of(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Stages by node, from ``NAME=STAGE,STAGE``.
+def _edge_names(config: OmniTransferConfig) -> dict[str, Edge]:
+    """Edges as ``from:to``, by the stages' ids and, where a name has only one stage, by their names."""
+    called = {stage.id: [stage.id] for stage in config.stages.values()}
+    for stage in config.stages.values():
+        with contextlib.suppress(ConfigError):
+            if stage.label and config.find_stage(stage.label) == stage.id:
+                called[stage.id].append(stage.label)
+    names = {f"{start}:{end}": (start, end) for start, end in config.edges}
+    for start, end in config.edges:
+        for one in called[start]:
+            for other in called[end]:
+                names.setdefault(f"{one}:{other}", (start, end))
+    return names
+
+
+def nodes_of(config: OmniTransferConfig, texts: Sequence[str]) -> dict[str, list[str]]:
+    """Ids of the stages by node, from ``NAME=STAGE,STAGE``.
 
     Raises:
-        ConfigError: one reads differently.
+        ConfigError: one reads differently, or names a stage that does not exist.
     """
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, stages = text.partition("=")
         if not name or not equals or not stages or name in found:
             raise ConfigError(f"--node: {text!r:.60} does not read NAME=STAGE,STAGE with a name of its own")
-        found[name] = [stage.strip() for stage in stages.split(",")]
+        found[name] = [config.find_stage(stage.strip()) for stage in stages.split(",")]
     return found

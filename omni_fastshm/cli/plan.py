@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from omni_fastshm.cli.load import add_load_arguments, loads_of, nodes_of
+from omni_fastshm.cli.load import add_load_arguments, add_node_argument, loads_of, nodes_of
 from omni_fastshm.cli.text import human_bytes, printable, table
 from omni_fastshm.config import load_omni_transfer_config
 from omni_fastshm.sizing import MIB, NodePlan, Plan, RingPlan, make_plan
@@ -30,13 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _NOTE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_load_arguments(parser, required=True)
-    parser.add_argument(
-        "--node",
-        metavar="NAME=STAGE,STAGE",
-        action="append",
-        default=[],
-        help="which stages a node has; give it for each. Without it all are on one",
-    )
+    add_node_argument(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -53,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
     """
     config = load_omni_transfer_config(arguments.config)
     loads = loads_of(config, arguments)
-    plan = make_plan(config, loads, risk=arguments.risk, nodes=nodes_of(arguments.node))
+    plan = make_plan(config, loads, risk=arguments.risk, nodes=nodes_of(config, arguments.node))
     if arguments.json:
         print(json.dumps({"format": FORMAT, **plan.as_dict()}, indent=2))
     else:

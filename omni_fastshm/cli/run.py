@@ -39,6 +39,14 @@ After an error, --verbose shows the tracebacks. docs/pipeline.md tells what the 
 """
 
 
+_TOLD = 20  # failed requests, one by one
+
+
+def _head(text: str) -> str:
+    """What failed, without the traceback of the stage."""
+    return text.partition("\n\nTraceback in the stage's process:")[0]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line.
 
@@ -50,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", type=Path, help="the pipeline's YAML or JSON file")
     parser.add_argument("--requests", type=_positive, metavar="N", help="how many requests (8)")
     parser.add_argument("--inputs", type=Path, metavar="DIR", help="folder of the input files")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file for the results (out.wav)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file for the results (by what they are: out.txt, …)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
     parser.add_argument("--verbose", action="store_true", help="show the traceback of an error")
 
@@ -72,29 +80,28 @@ def main(arguments: argparse.Namespace) -> int:
         arguments: as `add_arguments` defines them.
 
     Returns:
-        0, 1 after an error, 130 after Ctrl-C.
+        0, 1 after an error or when a request failed, 130 after Ctrl-C.
     """
     try:
-        _run(arguments)
+        return _run(arguments)
     except KeyboardInterrupt:
         print("omni-fastshm run: interrupted; all stages are stopped", file=sys.stderr)
         return 130
     except Exception as error:
         text = str(error) if isinstance(error, FastShmError) else describe(error)
-        head, in_stage, _ = text.partition("\n\nTraceback in the stage's process:")
+        head, in_stage = _head(text), _head(text) != text
         if arguments.verbose:
             traceback.print_exc()
         elif in_stage or isinstance(error, JobFailed) or not isinstance(error, FastShmError):
             head += " (--verbose for the traceback)"
         print(f"omni-fastshm run: {head}", file=sys.stderr)
         return 1
-    return 0
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     config = load_omni_transfer_config(options.config)
     job = load_job(options.config, requests=options.requests, inputs=options.inputs, out=options.out)
-    if job.write:
+    if job.write and job.out:
         _check_file("--out", job.out)
     if options.json:
         _check_file("--json", options.json)
@@ -106,19 +113,24 @@ def _run(options: argparse.Namespace) -> None:
     with pipeline:
         started = time.perf_counter()
         with _progress(job.count) as advance:
-            results = _counted(pipeline.run(itertools.chain(first, requests)), advance)
+            failures = _Failures(verbose=options.verbose)
+            answers = pipeline.run(itertools.chain(first, requests), on_error="return")
+            results = _good(answers, advance, failures)
             note = job.finish(results)
-            # A writer that stops early must not leave requests unread, nor hide the failure of one.
-            count = advance.count + sum(1 for _ in results)
+            for _ in results:  # a writer that stops early must not leave requests unread, nor hide the failure of one
+                pass
         worked = time.perf_counter() - started
     stats = pipeline.stats()
     print(table(stats))
-    print(f"{count} requests in {worked:.2f} s, after {started - begun:.2f} s of start-up")
+    failed = f", {failures.count} of them failed" if failures.count else ""
+    print(f"{advance.count} requests{failed} in {worked:.2f} s, after {started - begun:.2f} s of start-up")
     if note:
         print(note)
     if options.json:
         figures = {"config": str(options.config), "seconds": worked, "start_up_s": started - begun}
         options.json.write_text(json.dumps({**figures, **stats.as_dict()}, indent=2) + "\n")
+    failures.conclude(advance.count)
+    return 1 if failures.count else 0
 
 
 def _check_file(option: str, file: Path) -> None:
@@ -142,10 +154,36 @@ class _Advance:
         self._show(self.count)
 
 
-def _counted(results: Iterator[Any], advance: _Advance) -> Iterator[Any]:
-    for result in results:
+class _Failures:
+    """Tells of requests that failed, each when its turn comes, so that the others can go on."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.count = 0
+        self._verbose = verbose
+
+    def tell(self, error: Exception) -> None:
+        self.count += 1
+        if self.count > _TOLD:
+            return
+        text = str(error) if isinstance(error, FastShmError) else describe(error)
+        print(f"omni-fastshm run: {text if self._verbose else _head(text)}", file=sys.stderr, flush=True)
+
+    def conclude(self, count: int) -> None:
+        if not self.count:
+            return
+        rest = f", of which the first {_TOLD} are told" if self.count > _TOLD else ""
+        hint = "" if self._verbose else " (--verbose for the tracebacks)"
+        print(f"omni-fastshm run: {self.count} of {count} requests failed{rest}{hint}", file=sys.stderr)
+
+
+def _good(answers: Iterator[Any], advance: _Advance, failures: _Failures) -> Iterator[Any]:
+    """The results, without the requests that failed."""
+    for answer in answers:
         advance()
-        yield result
+        if isinstance(answer, FastShmError):
+            failures.tell(answer)
+        else:
+            yield answer
 
 
 def _progress(total: int) -> AbstractContextManager[_Advance]:

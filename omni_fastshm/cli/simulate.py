@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omni_fastshm.cli.load import add_load_arguments, loads_of, size
+from omni_fastshm.cli.load import add_load_arguments, add_node_argument, loads_of, nodes_of, size
 from omni_fastshm.cli.text import count, human_bytes, human_seconds, printable, table
 from omni_fastshm.config import OmniTransferConfig, load_omni_transfer_config
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.simulation import COLUMNS, Arrival, RingResult, arrivals_of, read_trace, simulate
-from omni_fastshm.sizing import EdgePlan, Load, Plan, make_plan
+from omni_fastshm.sizing import Edge, EdgePlan, Load, Plan, make_plan, store_settings
 
 __all__ = ["add_arguments", "main"]
 
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _NOTE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_load_arguments(parser, required=False)
+    add_node_argument(parser)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="JSON lines to replay instead of made-up arrivals")
     parser.add_argument("--seconds", metavar="S", type=float, default=60.0, help="of made-up arrivals (default 60)")
     parser.add_argument(
@@ -55,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _size(text: str) -> int:
     try:
         number = size(text)
-    except (ValueError, KeyError):
-        number = 0
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.20} {error}") from None
     if number < 4096:
         raise argparse.ArgumentTypeError(f"{text!r:.20} is no size from 4096 bytes on")
     return number
@@ -76,24 +77,29 @@ def main(arguments: argparse.Namespace) -> int:
     """
     config = load_omni_transfer_config(arguments.config)
     trace, loads = _trace(config, arguments)
-    plan = make_plan(config, loads, risk=arguments.risk)
-    rings = _rings(plan, arguments)
+    plan = make_plan(config, loads, risk=arguments.risk, nodes=nodes_of(config, arguments.node))
+    rings = {**_rings(plan, arguments), **_stores(config, plan, arguments)}
     if not rings:
-        raise ConfigError(f"{arguments.config}: no payload of these sizes goes through shared memory")
+        raise ConfigError(
+            f"{arguments.config}: no payload of these sizes goes through shared memory or a store with a limit"
+        )
     seconds = arguments.seconds if arguments.trace is None else max((each.t for each in trace), default=0.0)
     results = simulate(rings, trace, seconds)
-    left_out = [each for each in plan.edges if each.way != "ring"]
+    played = {(stage, to) for stage, targets in rings for to in targets}
+    left_out = [each for each in plan.edges if (each.from_stage, each.to_stage) not in played]
+    nodes = _by_node(plan, results)
     if arguments.plot is not None:
         _plot(results, seconds, arguments.plot)
     if arguments.json:
         rows = [
-            {**asdict(each), "segment_bytes": s["segment_bytes"]}
+            {**asdict(each), "segment_bytes": s["segment" if each.kind == "store" else "segment_bytes"]}
             for each, s in zip(results, rings.values(), strict=True)
         ]
         others = [[each.from_stage, each.to_stage] for each in left_out]
-        print(json.dumps({"format": FORMAT, "seconds": seconds, "rings": rows, "left_out": others}, indent=2))
+        found = {"format": FORMAT, "seconds": seconds, "rings": rows, "nodes": nodes, "left_out": others}
+        print(json.dumps(found, indent=2))
     else:
-        print("\n".join([*_lines(results, rings, seconds), *map(_left_out, left_out)]))
+        print("\n".join([*_lines(results, rings, seconds), *map(_left_out, left_out), *_node_lines(nodes)]))
     return 0
 
 
@@ -109,11 +115,19 @@ def _trace(
             raise ConfigError(f"{expected:.0f} arrivals are too many to replay: give fewer --seconds")
         made = arrivals_of(loads, arguments.seconds, kind=arguments.arrivals, hold=arguments.hold, seed=arguments.seed)
         return list(made), loads
-    trace = read_trace(arguments.trace)
+    trace = [arrival._replace(edge=_known(config, arrival.edge)) for arrival in read_trace(arguments.trace)]
     unknown = sorted({arrival.edge for arrival in trace} - set(config.edges))
     if unknown:
         raise ConfigError(f"{arguments.trace}: {arguments.config} has no edge {' -> '.join(unknown[0])}")
     return trace, _loads_in(config, trace)
+
+
+def _known(config: OmniTransferConfig, edge: Edge) -> Edge:
+    """The edge by ids, where the trace has names."""
+    try:
+        return config.find_stage(edge[0]), config.find_stage(edge[1])
+    except ConfigError:
+        return edge  # that there is no such one is said with the place
 
 
 def _loads_in(config: OmniTransferConfig, trace: list[Arrival]) -> dict[tuple[str, str], Load]:
@@ -140,14 +154,52 @@ def _rings(plan: Plan, arguments: argparse.Namespace) -> _Rings:
     return rings
 
 
+def _stores(config: OmniTransferConfig, plan: Plan, arguments: argparse.Namespace) -> _Rings:
+    """Edges through Mooncake's store. Those of one stage with equal settings fill its segment together."""
+    shared: dict[tuple[str, str], tuple[list[str], dict[str, Any]]] = {}
+    for each in plan.edges:
+        if each.way == "store":
+            settings = store_settings(config, (each.from_stage, each.to_stage))
+            if arguments.max_bytes is not None:
+                settings["max_bytes"] = arguments.max_bytes
+            if settings["max_bytes"] is not None:
+                key = each.from_stage, repr(sorted((name, repr(value)) for name, value in settings.items()))
+                shared.setdefault(key, ([], settings))[0].append(each.to_stage)
+    return {(stage, tuple(targets)): settings for (stage, _), (targets, settings) in shared.items()}
+
+
+def _by_node(plan: Plan, results: list[RingResult]) -> list[dict[str, Any]]:
+    """What each node needed at most, if all its rings were at their highest at once."""
+
+    def most(stages: tuple[str, ...], kind: str) -> int:
+        here = [each for each in results if each.from_stage in stages and each.kind == kind]
+        return sum(each.high_capacity if kind == "ring" else each.high_water for each in here)
+
+    return [
+        {"name": node.name, "shm_bytes": most(node.stages, "ring"), "store_bytes": most(node.stages, "store")}
+        for node in plan.nodes
+    ]
+
+
+def _node_lines(nodes: list[dict[str, Any]]) -> list[str]:
+    if len(nodes) < 2:
+        return []
+    return [
+        "",
+        *(
+            f"node {printable(node['name'])}: at most {human_bytes(node['shm_bytes'])} in /dev/shm, "
+            f"{human_bytes(node['store_bytes'])} in the store"
+            for node in nodes
+        ),
+    ]
+
+
 def _lines(results: list[RingResult], rings: _Rings, seconds: float) -> list[str]:
     lines = [f"{human_seconds(seconds)} of traffic"]
     for result, settings in zip(results, rings.values(), strict=True):
         lines += [
             "",
-            f"ring of {printable(result.from_stage)}: max_bytes {human_bytes(result.max_bytes)}, segments of "
-            f"{human_bytes(settings['segment_bytes'])}; at most {human_bytes(result.high_water)} in use, "
-            f"{human_bytes(result.high_capacity)} in segments",
+            _title(result, settings),
             f"  in use   |{_bar(result.occupancy, result.max_bytes)}|",
         ]
         if any(result.refusals):
@@ -164,8 +216,23 @@ def _lines(results: list[RingResult], rings: _Rings, seconds: float) -> list[str
     return [*lines, "", f"{count(refused, 'payload')} refused" if refused else "nothing refused"]
 
 
+def _title(result: RingResult, settings: dict[str, Any]) -> str:
+    stage, limit, most = printable(result.from_stage), human_bytes(result.max_bytes), human_bytes(result.high_water)
+    if result.kind == "store":
+        segment = human_bytes(settings["segment"])
+        return f"store of {stage}: limit {limit}, segment of {segment}; at most {most} in use"
+    segment = human_bytes(settings["segment_bytes"])
+    in_segments = human_bytes(result.high_capacity)
+    return (
+        f"ring of {stage}: max_bytes {limit}, segments of {segment}; at most {most} in use, {in_segments} in segments"
+    )
+
+
 def _left_out(edge: EdgePlan) -> str:
-    why = "too small: inside the metadata" if edge.way == "inline" else edge.connector
+    why = {
+        "inline": "too small: inside the metadata",
+        "store": f"{edge.connector} without a limit: other nodes' memory, or what is evicted",
+    }.get(edge.way, edge.connector)
     return f"left out: {printable(edge.from_stage)} -> {printable(edge.to_stage)} ({printable(why)})"
 
 
@@ -194,7 +261,7 @@ def _plot(results: list[RingResult], seconds: float, path: Path) -> None:
             other = axes.twinx()
             other.bar(times, result.refusals, width=step, align="edge", alpha=0.4, color="red")
             other.set_ylabel("refused")
-        axes.set_title(f"ring of {result.from_stage}")
+        axes.set_title(f"{result.kind} of {result.from_stage}")
         axes.set_xlabel("seconds")
         axes.set_ylabel("MiB")
         axes.set_ylim(bottom=0)

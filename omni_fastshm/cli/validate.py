@@ -13,6 +13,7 @@ from omni_fastshm._pipeline_plan import check_stages, stage_entries
 from omni_fastshm.cli.job import read_section
 from omni_fastshm.config import OmniTransferConfig, StageSpec, inspect_transfer_config
 from omni_fastshm.config_check import find_circle
+from omni_fastshm.factory import OmniConnectorFactory
 
 __all__ = ["add_arguments", "main"]
 
@@ -36,16 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("config", metavar="CONFIG", type=Path, help="the pipeline's YAML or JSON file")
+    parser.add_argument("--strict", action="store_true", help="warnings are problems: they fail, too")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Check one file and print what it says.
 
     Args:
-        arguments: with `config`, the path.
+        arguments: with `config`, the path, and `strict`.
 
     Returns:
-        0 where the file is fine, also with warnings; 1 where it has problems.
+        0 where the file is fine, also with warnings unless `strict`; 1 where it has problems.
     """
     config, problems = inspect_transfer_config(arguments.config)
     section = read_section(arguments.config)
@@ -58,17 +60,36 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         circle = find_circle(config.stages, config.edges)
         warnings += [f"the edges form a circle, which `run` refuses: {' -> '.join(circle)}"] if circle else []
+    if arguments.strict:
+        problems, warnings = problems + warnings, []
     lines = [f"{arguments.config}: {_count(len(config.stages), 'stage')}, {_count(len(config.edges), 'edge')}"]
     if config.edges:
         lines += ["", *_table(config), ""]
     elif not problems:
         lines.append("nothing is configured: no edge, no connector")
+    lines += [f"note: {_printable(text)}" for text in _notes(config)]
     lines += [f"{_colour('warning', _YELLOW)}: {_printable(text)}" for text in warnings]
     lines += [f"{_colour('problem', _RED)}: {_printable(text)}" for text in problems]
-    good = "ok" if runnable or not config else "edges ok; functions not checked"
-    lines.append(_count(len(problems), "problem") if problems else good)
+    lines.append(_count(len(problems), "problem") if problems else _verdict(config, warnings, runnable=runnable))
     print("\n".join(lines))
     return 1 if problems else 0
+
+
+def _verdict(config: OmniTransferConfig, warnings: list[str], *, runnable: bool) -> str:
+    good = f"ok, with {_count(len(warnings), 'warning')}" if warnings else "ok"
+    if runnable or not config:
+        return good
+    return f"{'edges' if config.edges else 'stages'} {good}; functions not checked"
+
+
+def _notes(config: OmniTransferConfig) -> list[str]:
+    names = dict.fromkeys(spec.name for spec in config.connectors.values())
+    return [
+        f"{name} is what vllm-omni knows our {here} by, where our plugin is installed: "
+        f"`omni-fastshm doctor --vllm-omni` shows whether it is. Outside vllm-omni the name stands for {here}"
+        for name in names
+        if (here := OmniConnectorFactory.name_here(name)) is not None
+    ]
 
 
 def _function_problems(config: OmniTransferConfig) -> list[str]:

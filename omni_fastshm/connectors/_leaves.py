@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omni_fastshm.errors import CodecError, ConfigError
-from omni_fastshm.placement import ByPath
+from omni_fastshm.placement import ByPath, OneDevice, Placing, path_text
 from omni_fastshm.settings import describe
 
 __all__ = ["buffer_bytes", "moved", "own_copy", "shared_copy"]
@@ -63,32 +63,30 @@ def moved(tree: Any, device: Any) -> Any:
         The new tree; a tensor that is on the device already is the same object.
 
     Raises:
-        CodecError: a container cannot be copied.
+        CodecError: a container cannot be copied, or a tensor not be moved.
         ConfigError: torch knows no such device.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return tree
     if isinstance(device, Mapping):
-        return _moved_by_path(tree, ByPath(device), torch)
+        return _moved(tree, ByPath(device), torch)
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"device: {describe(device)} is no device: {error}") from None
-
-    def move(leaf: Any) -> Any:
-        return leaf.to(target) if isinstance(leaf, torch.Tensor) else leaf
-
-    return _rebuilt(tree, move)
+    return _moved(tree, OneDevice(target), torch)
 
 
-def _moved_by_path(tree: Any, where: ByPath, torch: Any) -> Any:
+def _moved(tree: Any, where: Placing, torch: Any) -> Any:
     targets: dict[int, Any] = {}
+    places: dict[int, str] = {}
     waiting: list[tuple[Any, list[tuple[Any, bool]]]] = [(tree, [])]
     while waiting:
         item, path = waiting.pop()
         if isinstance(item, torch.Tensor):
-            targets.setdefault(id(item), where.target(path))
+            if id(item) not in targets:
+                targets[id(item)], places[id(item)] = where.target(path), path_text(path) or "payload"
         elif not isinstance(item, (str, bytes)) and id(item) not in targets:
             targets[id(item)] = None  # a container that holds itself ends here
             steps = [(part, [*path, step]) for step, part in _steps(item)]
@@ -96,9 +94,17 @@ def _moved_by_path(tree: Any, where: ByPath, torch: Any) -> Any:
 
     def move(leaf: Any) -> Any:
         target = targets.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
-        return leaf if target is None else leaf.to(target)
+        if target is None:
+            return leaf
+        try:
+            return leaf.to(target)
+        except Exception as error:
+            what = f"{places[id(leaf)]}: the tensor cannot be moved to {target}"
+            raise CodecError(f"{what}: {type(error).__name__}: {error}") from error
 
-    return _rebuilt(tree, move)
+    result = _rebuilt(tree, move)
+    where.done()
+    return result
 
 
 def _steps(item: Any) -> list[tuple[tuple[Any, bool], Any]]:

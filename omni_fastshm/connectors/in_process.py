@@ -40,6 +40,7 @@ from omni_fastshm.settings import (
 
 from ._ends import tell_dropped
 from ._leaves import buffer_bytes, moved, own_copy, shared_copy
+from ._refusals import FULL, TOO_LARGE, Refusals
 from ._shared_settings import LINGER, PUT_TIMEOUT
 from ._spaces import Account, Entry, Key, Space, this_process
 
@@ -106,6 +107,7 @@ class InProcessConnector(OmniConnectorBase):
         self._namespace = resolve_namespace(settings["namespace"], key_lookup=self._key_lookup)
         self._account = Account()
         self._counters = _Counters()
+        self._no_room = Refusals()
         self._meter = Meter(type(self).__name__, self._namespace)
         self._queue: deque[_Ticket] = deque()
         self._helper: ThreadPoolExecutor | None = None
@@ -155,7 +157,7 @@ class InProcessConnector(OmniConnectorBase):
             self._meter.failed("put", began, key[:2], key[2])
             raise
         if self._max_bytes is not None and entry.size > self._max_bytes:
-            return _answered(self._told(key, began, self._refuse(entry, "it can never fit")), wait)
+            return _answered(self._told(key, began, self._refuse(entry, TOO_LARGE, "it can never fit")), wait)
         ticket = _Ticket(entry, time.monotonic() + self._put_timeout_s, began)
         with self._space.changed:
             self._check_open("put", key[2])
@@ -222,7 +224,7 @@ class InProcessConnector(OmniConnectorBase):
                 while not self._closed and not self._may_enter(ticket):
                     left = ticket.deadline - time.monotonic()
                     if left <= 0:
-                        return self._refuse(ticket.entry, f"no room came free for {self._put_timeout_s} s")
+                        return self._refuse(ticket.entry, FULL, f"no room came free for {self._put_timeout_s} s")
                     self._space.changed.wait(left)
                 self._check_open("put", ticket.entry.key[2])
                 return self._enter(ticket)
@@ -232,17 +234,21 @@ class InProcessConnector(OmniConnectorBase):
                     self._queue.remove(ticket)
                     self._space.changed.notify_all()
 
-    def _refuse(self, entry: Entry, why: str) -> Answer:
+    def _refuse(self, entry: Entry, reason: str, why: str) -> Answer:
         with self._space.changed:
             self._counters.refused += 1
+        more = self._no_room.note(reason, *entry.key[:2])
+        if more is None:
+            return False, 0, None
         limit = self._max_bytes or 0
         _log.warning(
-            "put of %s refused, %s: %d bytes wanted, %d of %d (max_bytes) free",
+            "put of %s refused, %s: %d bytes wanted, %d of %d (max_bytes) free%s",
             _title(entry.key),
             why,
             entry.size,
             max(0, limit - self._account.used),
             limit,
+            more,
             extra=log_fields(entry.key[:2], entry.key[2], entry.size),
         )
         return False, 0, None
@@ -472,6 +478,7 @@ class InProcessConnector(OmniConnectorBase):
             "shm_writes": 0,
             "own_segment_writes": 0,
             "refused": counters.refused,
+            "no_room": self._no_room.by_reason,
             "blocked_s": counters.blocked_s,
             "live_blocks": self._account.live,
             "leases": 0,

@@ -27,6 +27,7 @@ from omni_fastshm.settings import (
     resolve_namespace,
 )
 
+from . import _refusals
 from ._ends import Open, tell_dropped
 from ._mooncake_codes import FULL, MASTER_LOST, OK, RPC_FAIL, TRANSFER, StoreError, describe_code
 from ._mooncake_gate import LONGEST_PAUSE_S, Gate
@@ -77,6 +78,7 @@ class MooncakeConnector(OmniConnectorBase):
         self._final: dict[str, Any] | None = None
         self._count = _Counters()
         self._say_lost_at = 0.0
+        self._no_room = _refusals.Refusals()
         self._meter = Meter(type(self).__name__, self.namespace)
         self._session = open_session(
             endpoint, setup_timeout_s=settings["setup_timeout_s"], get_timeout_s=settings["get_timeout_s"]
@@ -146,17 +148,22 @@ class MooncakeConnector(OmniConnectorBase):
         self._count.errors += code != FULL
         ledger, endpoint = self._ledger, self._session.endpoint
         if code != FULL:
-            why = describe_code(code)
+            reason, why = _refusals.MASTER_LOST if code in MASTER_LOST else _refusals.STORE, describe_code(code)
         elif ledger.most is not None and item.stored > ledger.most:
+            reason = _refusals.TOO_LARGE
             why = "it is larger than max_bytes, which is `segment` where it is not set: raise them"
         else:
+            reason = _refusals.FULL
             why = (
                 f"waited {self._sender.timeout_s:g} s: takers are slow, or other nodes fill the store; raise "
                 "`segment` or put_timeout_s, or send less at a time"
             )
+        more = self._no_room.note(reason, *item.edge)
+        if more is None:
+            return
         logger.warning(
             "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %s, used %d, segment %d, master %s); "
-            "%s",
+            "%s%s",
             item.request,
             *item.edge,
             item.stored,
@@ -166,6 +173,7 @@ class MooncakeConnector(OmniConnectorBase):
             endpoint.segment,
             endpoint.master,
             why,
+            more,
             extra=log_fields(item.edge, item.request, item.size),
         )
 
@@ -277,6 +285,7 @@ class MooncakeConnector(OmniConnectorBase):
             "own_segment_writes": 0,
             "store_writes": self._meter.puts - self._meter.inline,
             "refused": count.refused,
+            "no_room": self._no_room.by_reason,
             "errors": figures["errors"] + count.errors,
             "dropped": count.dropped,
             "producer_gone": count.producer_gone,

@@ -50,6 +50,7 @@ from omni_fastshm.settings import (
 from omni_fastshm.staging import Begun, Staging, devices, parked, pinned_bytes
 
 from ._ends import Open, tell_dropped
+from ._refusals import FULL, MOUNT_FULL, NO_INODES, SAY_AGAIN_S, SYSTEM, TOO_LARGE, Refusals
 from ._shared_settings import CODEC, LINGER, PUT_TIMEOUT
 
 logger = logging.getLogger("omni_fastshm")
@@ -155,7 +156,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._dropped = 0
         self._blocked_s = 0.0  # of producers that were given up
         self._fallbacks = 0
-        self._say_again: dict[str, float] = {}  # by reason for falling back: when it may be logged again
+        self._no_room = Refusals(_SAY_AGAIN_S if self._fallback else SAY_AGAIN_S)
         self._refused = 0
         self._high_water = 0  # of producers that were given up
         self._meter = Meter(type(self).__name__, self.namespace, settings["segment_bytes"])
@@ -306,12 +307,12 @@ class SharedMemoryConnector(OmniConnectorBase):
             if room is None and producer.closed and not self._stopped:  # another thread has just given it up
                 producer, room = self._room_elsewhere(producer, plan)
         except SegmentError as error:
-            self._count_refusal(edge, request, plan.size, f"errno {error.errno}", str(error))
+            self._count_refusal(edge, request, plan.size, SYSTEM, str(error))
             return None
         if room is None:
             if self._stopped:
                 self._refuse("put")
-            self._count_refusal(edge, request, plan.size, *self._why_no_room(producer, plan))
+            self._count_refusal(edge, request, plan.size, *self._why_no_room(producer, plan.frame_size))
             return None
         if plan.deferred or (begun is not None and begun.room is not None):
             if failed := self._staging.fill(plan, room, begun):
@@ -368,16 +369,17 @@ class SharedMemoryConnector(OmniConnectorBase):
         )
 
     def _count_refusal(self, edge: tuple[str, str], request: str, size: int, reason: str, message: str) -> None:
-        """Count and log a payload that found no room; with a fallback not each one, but each kind of reason."""
+        """Count a payload that found no room; log it where the edge, or with a fallback the connector, has not had one
+        for this reason for a while."""
         if not self._fallback:
             self._refused += 1
-            fields = log_fields(edge, request, size)
-            logger.warning("put refused: request %r on %s->%s: %s", request, *edge, message, extra=fields)
+            more = self._no_room.note(reason, *edge)
+            if more is not None:
+                fields = log_fields(edge, request, size)
+                logger.warning("put refused: request %r on %s->%s: %s%s", request, *edge, message, more, extra=fields)
             return
         self._fallbacks += 1
-        now = time.monotonic()
-        if now >= self._say_again.get(reason, now):
-            self._say_again[reason] = now + _SAY_AGAIN_S
+        if self._no_room.note(reason) is not None:
             logger.warning(
                 "put sends inline: request %r on %s->%s: %s. %d payloads so far; said at most once in %g s",
                 request,
@@ -388,26 +390,26 @@ class SharedMemoryConnector(OmniConnectorBase):
                 extra=log_fields(edge, request, size),
             )
 
-    def _why_no_room(self, producer: Producer, plan: codec.Plan) -> tuple[str, str]:
+    def _why_no_room(self, producer: Producer, wanted: int) -> tuple[str, str]:
         """The reason in a word, and what to log."""
         ring = producer.outbox.ring
         if segments.names_left() == 0:
-            reason = "inodes"
+            reason = NO_INODES
             advice = f"{segments.MOUNT} has no inodes left: remove files there, or mount it with more (nr_inodes)"
-        elif not producer.can_fit(plan.frame_size):
-            reason, advice = "too large", "it is larger than max_bytes, or than the whole mount: raise that"
-        elif producer.max_bytes - producer.capacity >= plan.frame_size:
-            reason = "mount"
+        elif not producer.can_fit(wanted):
+            reason, advice = TOO_LARGE, "it is larger than max_bytes, or than the whole mount: raise that"
+        elif producer.max_bytes - producer.capacity >= wanted:
+            reason = MOUNT_FULL
             advice = f"{segments.MOUNT} is full: enlarge it, or see omni-fastshm ls for what fills it"
         else:
-            reason = "full"
+            reason = FULL
             advice = (
                 f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
                 "raise max_bytes or put_timeout_s, or send less at a time"
             )
         free = max(producer.max_bytes - ring.used, 0)
         return reason, (
-            f"wants {plan.frame_size} bytes, {free} free (max_bytes {producer.max_bytes}, used {ring.used}, "
+            f"wants {wanted} bytes, {free} free (max_bytes {producer.max_bytes}, used {ring.used}, "
             f"{segments.mount_free()} free on {segments.MOUNT}); {advice}"
         )
 
@@ -435,6 +437,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._stopped:
             self._refuse("allocate")
         self._refused += 1
+        self._no_room.count(self._why_no_room(producer, size)[0])
         raise SegmentError(
             f"no room for a loan of {size} bytes: {producer.outbox.ring.used} of {producer.max_bytes} in use",
             op="allocate",
@@ -711,6 +714,7 @@ class SharedMemoryConnector(OmniConnectorBase):
             "shm_writes": self._meter.puts - self._meter.inline,
             "own_segment_writes": self._meter.large,
             "refused": self._refused,
+            "no_room": self._no_room.by_reason,
             "dropped": self._dropped,
             "blocked_s": self._blocked_s + sum(producer.blocked_s for producer in self._producers()),
             "live_blocks": live,

@@ -79,6 +79,7 @@ class Full(Topic):
         assert connector.put("a", "b", "request-78", payloads.array(6 * MIB)) == (False, 0, None)
         assert time.monotonic() - start < 4, "it waited"
         assert connector.health()["refused"] == 1
+        assert connector.health()["no_room"] == {"too_large": 1}
         assert any("request-78" in r.getMessage() for r in caplog.records)
         assert connector.put("a", "b", "r", payloads.array(MIB))[0]
 

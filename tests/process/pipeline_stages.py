@@ -35,6 +35,10 @@ def fail_on_five(value: int) -> int:
     return value
 
 
+def fail_always(value: int) -> int:
+    raise ValueError("nothing will do")
+
+
 def leave_on_five(value: int) -> int:
     if value == 5:
         raise SystemExit(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import random
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from support import mooncake_child
 from support.child import Children, environment, run_script
 from support.mooncake_master import Master, require_mooncake, running
+
+from omni_fastshm.simulation import SimulatedStore
 
 require_mooncake()
 
@@ -332,3 +335,35 @@ class TestWays:
         assert producer.run("result = c.health()['live_blocks']") == 0
         for child in (producer, consumer):
             child.kill()
+
+
+def test_the_simulator_refuses_what_the_store_refuses(children: Children) -> None:
+    kinds, model = (100_000, 1_000_000, 3_000_000), SimulatedStore(16 * MIB)
+    chance = random.Random(7)
+    order = [chance.choice(kinds) for _ in range(60)]
+    with running() as master:
+        child = mooncake_child.start(children, master, segment="64MB", max_bytes=16 * MIB, put_timeout_s=0)
+        sizes, answers, most = child.run(
+            "sizes = {}\n"
+            "for n in kinds:\n"
+            "    sizes[n] = c.put('0', '1', f'w{n}', payload(1, n))[1]\n"
+            "    c.cleanup(f'w{n}')\n"
+            "live, answers = [], []\n"
+            "for i, n in enumerate(order):\n"
+            "    if i % 3 == 2 and live:\n"
+            "        c.cleanup(live.pop(0))\n"
+            "    answers.append(c.put('0', '1', str(i), payload(1, n))[0])\n"
+            "    live += [str(i)] * answers[-1]\n"
+            "result = sizes, answers, c.health()['high_water_bytes']",
+            kinds=kinds,
+            order=order,
+        )
+    live, expected = [], []
+    for i, n in enumerate(order):
+        if i % 3 == 2 and live:
+            model.give((0, 0), live.pop(0))
+        expected.append(model.take(sizes[n], 0.0) is not None)
+        live += [sizes[n]] * expected[-1]
+    assert answers == expected
+    assert 5 < sum(answers) < len(order), "the limit was never reached, or always"
+    assert most == model.peak

@@ -16,6 +16,7 @@ from support.waiting import until
 from omni_fastshm import InProcessConnector, codec, register_type
 from omni_fastshm._staging_parked import Parked
 from omni_fastshm.errors import CodecError, ConfigError, DeviceError
+from omni_fastshm.factory import ConnectorSpec, OmniConnectorFactory
 from omni_fastshm.placement import ByPath, path_text
 from omni_fastshm.staging import Staging, parked
 
@@ -124,12 +125,14 @@ def test_paths_are_those_of_error_messages(wire: str) -> None:
 
     register_type(Mine, lambda _: {"in": BIG[:3]}, lambda state: state, name="a thing with a tensor")
     places: list[str] = []
+    asked: list[int] = []
 
     class Asked:
-        by_path = True
-
         def target(self, path: Any) -> None:
             places.append(path_text(path))
+
+        def done(self) -> None:
+            asked.append(len(places))
 
     def shape(leaf: Any) -> dict[Any, Any]:
         return {"a": [leaf, (leaf,)], 1: {"b c": leaf}, "h": Holder(leaf, None), "p": Pair(None, leaf)}
@@ -144,6 +147,7 @@ def test_paths_are_those_of_error_messages(wire: str) -> None:
         assert name in places or name == "p[1]", (name, places)
         said.append(name)
     assert len(places) == 5
+    assert asked == [5]
     places.clear()
     codec.decode(codec.plan({"m": Mine()}).to_bytes(), device=Asked())
     assert places == ["m.state.in"]
@@ -239,10 +243,35 @@ def test_cuda_where_there_is_none(make: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     producer, consumer = make(), make()
-    metadata = producer.put("a", "b", "r", BIG)[2]
-    with pytest.raises(CodecError, match="cannot be moved to cuda"):
-        consumer.get("a", "b", "r", metadata, device="cuda")
-    assert torch.equal(consumer.get("a", "b", "r", metadata)[0], BIG)
+    metadata = producer.put("a", "b", "r", {"x": [1, BIG]})[2]
+    for device in ("cuda", {"x[1]": "cuda"}, {"*": "cuda"}):
+        with pytest.raises(CodecError, match=r"^x\[1\]: the tensor cannot be moved to cuda: \w+: "):
+            consumer.get("a", "b", "r", metadata, device=device)
+    assert torch.equal(consumer.get("a", "b", "r", metadata)[0]["x"][1], BIG)
+    with pytest.raises(CodecError, match=r"^payload: the tensor cannot be moved to cuda"):
+        consumer.get("a", "b", "r", producer.put("a", "b", "r", BIG)[2], device="cuda")
+
+
+@pytest.mark.parametrize("backend", ["SharedMemoryConnector", "InProcessConnector"])
+def test_a_path_that_leads_to_no_tensor_is_said_once(
+    backend: str, make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_fastshm.placement._told", set())
+    with OmniConnectorFactory.create_connector(ConnectorSpec(backend)) as connector:
+
+        def got(payload: Any, device: Any) -> Any:
+            return connector.get("a", "b", "r", connector.put("a", "b", "r", payload)[2], device=device)[0]
+
+        sent = {"hidden": BIG, "more": [BIG[:2]], "text": "t"}
+        for _ in range(2):
+            assert got(sent, {"hiden": "meta", "more": "meta"})["hidden"].device.type == "cpu"
+        said = [record.getMessage() for record in caplog.records if "device" in record.getMessage()]
+        assert said == ["device: no tensor is at 'hiden'; there are hidden, more[0]; said once"]
+        caplog.clear()
+        every = {"more": "meta", "more[0]": "meta:1", "hidden": "cpu", "*": "meta"}
+        assert got(sent, every)["hidden"].device.type == "cpu"
+        assert got("no tensor", {"hiddn": "meta"}) == "no tensor"
+        assert not caplog.records
 
 
 def test_who_takes_under_the_shared_slot_waits_for_the_copies(make: Any, fake: FakeDevices) -> None:

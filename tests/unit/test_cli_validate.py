@@ -92,7 +92,84 @@ def test_warnings_do_not_fail(write: Write, capsys: pytest.CaptureFixture[str]) 
     assert len(warnings) == 2
     assert "the package 'mooncake', which is not installed" in warnings[0]
     assert "no edge uses the connector 'spare'" in warnings[1]
-    assert lines[-1] == "edges ok; functions not checked"
+    assert lines[-1] == "edges ok, with 2 warnings; functions not checked"
+
+
+def test_strict_makes_warnings_problems(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(GOOD.replace("stages:", "  spare: {name: InProcessConnector}\nstages:"))
+    assert main(["validate", "--strict", path]) == 1
+    out = capsys.readouterr().out
+    assert f"problem: {path}:6: connectors.spare: no edge uses the connector 'spare'" in out
+    assert "warning: " not in out
+    assert main(["validate", "--strict", write(GOOD)]) == 0
+
+
+SHARED = "stages: [{stage_id: 0}, {stage_id: 1, input_connectors: {from_stage_0: {name: %s, extra: {%s}}}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "said"),
+    [
+        ("SharedMemoryConnector", "max_bytes: 8192", "every one of 65536 bytes and more is refused"),
+        ("SharedMemoryConnector", "max_bytes: 8192, fallback: inline", "bytes and more travels inside the metadata"),
+        ("MooncakeConnector", "max_bytes: 8192", "every one of 65536 bytes and more is refused"),
+        (
+            "SharedMemoryConnector",
+            "max_bytes: 100000, segment_bytes: 100001",
+            "segment_bytes 100001 is more than max_bytes: segments are 100000 bytes at most",
+        ),
+    ],
+)
+def test_sizes_that_work_but_not_as_meant(
+    write: Write, capsys: pytest.CaptureFixture[str], name: str, extra: str, said: str
+) -> None:
+    status, lines = validate(write(SHARED % (name, extra)), capsys)
+    assert status == 0
+    (warning,) = [line for line in lines if line.startswith("warning: ") and "not installed" not in line]
+    assert said in warning
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "max_bytes: 65536",
+        "max_bytes: 100000",  # the default of segment_bytes is larger, and nobody asked for it
+        "max_bytes: 8192, shm_threshold_bytes: 8192",
+        "max_bytes: 8192, key_lookup: true, namespace: n",  # nothing is inline there
+        "segment_bytes: 100000",
+    ],
+)
+def test_sizes_that_fit(write: Write, capsys: pytest.CaptureFixture[str], extra: str) -> None:
+    assert (
+        validate(write(SHARED % ("SharedMemoryConnector", extra)), capsys)[1][-1] == "edges ok; functions not checked"
+    )
+
+
+def test_stages_without_an_edge(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = validate(write("stages: [{stage_id: 0}, {stage_id: 1}]"), capsys)
+    assert status == 0
+    assert any("no edge leads to or from stage '0', stage '1'" in line for line in lines)
+    assert lines[-1] == "stages ok, with 1 warning; functions not checked"
+
+
+@pytest.mark.parametrize("example", sorted((EXAMPLES / "vllm_omni").glob("*/*.yaml")), ids=lambda path: str(path)[-30:])
+def test_files_for_vllm_omni(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = validate(str(example), capsys)
+    assert status == 0
+    notes = [line for line in lines if line.startswith("note: ")]
+    assert len(notes) == (example.parent.name == "after")
+    assert all("omni-fastshm doctor --vllm-omni" in note for note in notes)
+
+
+def test_settings_that_vllm_omni_passes_over(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(SHARED % ("FastSharedMemoryConnector", "segmnt_bytes: 5, stage_id: 3, unread_ttl_s: 60"))
+    status, lines = validate(path, capsys)
+    assert status == 0
+    (warning,) = [line for line in lines if line.startswith("warning: ")]
+    assert "did you mean 'segment_bytes'?" in warning
+    status, lines = validate(write(SHARED % ("FastMooncakeConnector", "segment: x")), capsys)
+    assert status == 1
+    assert any("extra.segment: 'x' (str) is not a number" in line for line in lines)
 
 
 # What `run` would refuse

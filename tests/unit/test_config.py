@@ -1079,3 +1079,36 @@ def test_the_documentation_has_every_setting_with_its_default(name: str) -> None
     for row, setting in zip(rows, table.values(), strict=True):
         shown = yaml.safe_load(row[1].strip("`"))
         assert (tuple(shown) if isinstance(shown, list) else shown) == setting.default, row[0]
+
+
+def test_edges_may_name_stages() -> None:
+    stages = [{"stage_id": 0, "name": "thinker"}, {"stage_id": 1, "engine_args": {"model_stage": "talker"}}]
+    config = load_omni_transfer_config({"stages": stages, "edges": [{"from": "thinker", "to": "talker"}]})
+    assert config.edges == (("0", "1"),)
+    assert (config.find_stage("talker"), config.find_stage(1), config.find_stage("1")) == ("1", "1", "1")
+    stages[1]["engine_input_source"] = ["thinker"]
+    assert load_omni_transfer_config({"stages": stages}).edges == (("0", "1"),)
+
+
+def test_an_id_comes_before_a_name() -> None:
+    stages = [{"stage_id": "a", "name": "b"}, {"stage_id": "b"}, {"stage_id": "c"}]
+    edges = [{"from": "b", "to": "c"}, {"from": "a", "to": "c"}]
+    config = load_omni_transfer_config({"stages": stages, "edges": edges})
+    assert config.edges == (("b", "c"), ("a", "c"))
+
+
+def test_names_that_lead_nowhere() -> None:
+    stages = [{"stage_id": 0, "name": "x"}, {"stage_id": 1, "name": "x"}, {"stage_id": 2, "name": "y"}]
+    (problem,) = problems_of({"stages": stages, "edges": [{"from": "x", "to": 2}]})
+    assert "names the stage 'x', which is the name of several: use the stage_id. Stages: 0 (x), 1 (x), 2 (y)" in problem
+    (problem,) = problems_of({"stages": stages, "edges": [{"from": "y", "to": 2}]})
+    assert "stage '2' cannot send to itself" in problem
+    stages[2]["engine_input_source"] = "y"
+    (problem,) = problems_of({"stages": stages})
+    assert "'y' and '2' are the same stage: it cannot send to itself" in problem
+    del stages[2]["engine_input_source"]
+    config = load_omni_transfer_config({"stages": stages, "edges": [{"from": 0, "to": 2}, {"from": 1, "to": "y"}]})
+    with pytest.raises(ConfigError, match="'x' is the name of the stages 0, 1"):
+        config.find_stage("x")
+    with pytest.raises(ConfigError, match="there is no stage 'z'"):
+        config.find_stage("z")

@@ -209,3 +209,30 @@ def test_a_name_is_checked_without_importing_its_backend() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_names_of_vllm_omni_stand_for_ours() -> None:
+    with create("FastSharedMemoryConnector", {"namespace": "n", "some_key_of_the_host": 1}) as connector:
+        assert type(connector).__name__ == "SharedMemoryConnector"
+        assert connector.config == {"namespace": "n"}
+    assert OmniConnectorFactory.name_here("FastMooncakeConnector") == "MooncakeConnector"
+    assert OmniConnectorFactory.same_backend("FastMooncakeConnector", "MooncakeStoreConnector")
+    assert OmniConnectorFactory.settings_of("FastMooncakeConnector") is not None
+    assert "did you mean 'FastMooncakeConnector'?" in (OmniConnectorFactory.name_problem("FastMoncakeConnector") or "")
+    spec = ConnectorSpec("InProcessConnector", {})
+    assert OmniConnectorFactory.spec_here(spec) is spec
+
+
+def test_a_registered_one_of_that_name_is_meant() -> None:
+    OmniConnectorFactory.register_connector("FastSharedMemoryConnector", Mine)
+    with create("FastSharedMemoryConnector") as connector:
+        assert type(connector) is Mine
+    assert OmniConnectorFactory.name_here("FastSharedMemoryConnector") is None
+
+
+def test_the_integration_has_the_same_names() -> None:
+    from omni_fastshm.integrations import vllm_omni
+
+    assert {name for name in vllm_omni._TRANSPORTS if OmniConnectorFactory.name_here(name)} == set(
+        vllm_omni._TRANSPORTS
+    )

@@ -246,6 +246,7 @@ class TestLog:
         assert "request 'large0'" in lines[1]
         assert "it is larger than max_bytes" in lines[1]
         assert connector.health()["inline_fallbacks"] == 40
+        assert connector.health()["no_room"] == {"full": 20, "too_large": 20}
 
     def test_again_after_a_while_with_the_number(
         self, make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
@@ -261,13 +262,22 @@ class TestLog:
             put(connector, "r", np.arange(MIB))
         assert len(said(caplog)) == 2
 
-    def test_a_refusal_is_logged_for_each_payload(self, make: Any, caplog: pytest.LogCaptureFixture) -> None:
-        connector = make(fallback="refuse")
+    def test_a_refusal_is_logged_once_for_each_edge_and_reason(
+        self, make: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        connector = make(fallback="refuse", put_timeout_s=0)
+        fill(connector)
         for n in range(3):
-            assert not connector.put("a", "b", n, np.arange(MIB))[0]
-        assert [f"put refused: request '{n}' on a->b: wants" in line for n, line in enumerate(said(caplog))] == [
-            True
-        ] * 3
+            assert not connector.put("a", "b", f"large{n}", np.arange(MIB))[0]
+            assert not connector.put("a", "b", f"full{n}", np.arange(100_000))[0]
+            assert not connector.put("a", "c", f"full{n}", np.arange(100_000))[0]
+        assert [line.partition(": wants")[0] for line in said(caplog)] == [
+            "put refused: request 'large0' on a->b",
+            "put refused: request 'full0' on a->b",
+            "put refused: request 'full0' on a->c",
+        ]
+        health = connector.health()
+        assert (health["refused"], health["no_room"]) == (9, {"too_large": 3, "full": 6})
 
     def test_a_full_mount_is_said_to_be_full(self, make: Any, caplog: Any, monkeypatch: Any) -> None:
         connector = make(fallback="refuse", max_bytes=8 * MIB)

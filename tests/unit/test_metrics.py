@@ -87,6 +87,22 @@ def test_all_connectors_of_the_process_and_what_closed_ones_did(connect: Any, na
     assert scrape(registry)[f"omni_fastshm_live_blocks SharedMemoryConnector {namespace}"] == 1
 
 
+def test_what_found_no_room_by_reason(connect: Any, namespace: str) -> None:
+    from omni_fastshm import metrics
+
+    registry = prometheus.CollectorRegistry()
+    connectors = [connect(SharedMemoryConnector, max_bytes=1 << 20, put_timeout_s=0) for _ in range(2)]
+    metrics.register(*connectors, registry=registry)
+    for connector in connectors:
+        assert connector.put("a", "b", "kept", np.zeros(900_000, np.uint8))[0]
+        assert not connector.put("a", "b", "full", np.zeros(900_000, np.uint8))[0]
+    connectors[0].put("a", "b", "large", np.zeros(2_000_000, np.uint8))
+    connectors[0].close()
+    found = scrape(registry)
+    assert found[f"omni_fastshm_no_room_total SharedMemoryConnector {namespace} full"] == 2
+    assert found[f"omni_fastshm_no_room_total SharedMemoryConnector {namespace} too_large"] == 1
+
+
 def test_over_http(connect: Any, namespace: str) -> None:
     from omni_fastshm import metrics
 
@@ -118,9 +134,10 @@ def test_the_dashboard_asks_for_what_there_is(connect: Any) -> None:
     from omni_fastshm import metrics
 
     registry = prometheus.CollectorRegistry()
-    connector = connect(SharedMemoryConnector)
+    connector = connect(SharedMemoryConnector, max_bytes=1 << 20, put_timeout_s=0)
     metrics.register(connector, registry=registry)
     connector.get("a", "b", "r", connector.put("a", "b", "r", 1)[2])
+    assert connector.put("a", "b", "r", np.arange(1 << 20)) == (False, 0, None)
     there = {key.split()[0] for key in scrape(registry)}
     board = json.loads(DASHBOARD.read_text())
     asked = {

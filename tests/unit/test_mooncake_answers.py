@@ -132,6 +132,7 @@ class TestPut:
         assert "`segment`" in line
         health = c.health()
         assert (health["refused"], health["errors"], health["used_bytes"]) == (1, 0, 0)
+        assert health["no_room"] == {"full": 1}
 
     @pytest.mark.parametrize("code", [-600, -1, -10, -12345])
     def test_any_other_code_is_a_refusal_at_once(self, code: int, c: Any, fake: Any, caplog: Any) -> None:
@@ -139,6 +140,7 @@ class TestPut:
         assert c.put("0", "1", "r", DATA) == (False, 0, None)
         assert f"({code})" in caplog.text
         assert c.health()["errors"] == 1
+        assert c.health()["no_room"] == {"store": 1}
         assert arrived(c, c.put("0", "1", "r", DATA)[2])
 
     def test_a_failed_transfer_is_tried_again_under_another_key(self, c: Any, fake: Any) -> None:
@@ -167,7 +169,7 @@ class TestPut:
         fake[0].answers["put"].append("late")  # it was stored, but the answer says that the master is gone
         assert c.put("0", "1", "r", DATA) == (False, 0, None)
         assert len(fake[0].objects) == 1
-        c.health()
+        assert c.health()["no_room"] == {"master_lost": 1}
         assert fake[0].objects == {}
 
     @pytest.mark.parametrize("lost", [1, 2], ids=["before", "after"])

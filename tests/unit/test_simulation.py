@@ -173,3 +173,49 @@ def test_a_trace_and_a_plot(capsys: pytest.CaptureFixture[str], pipeline: Path, 
     trace.write_text(json.dumps({**rows[0], "edge": ["b", "a"]}))
     assert main(arguments) == 1
     assert "has no edge b -> a" in capsys.readouterr().err
+
+
+MIXED = """
+connectors:
+  store: {name: MooncakeConnector, extra: {master: "h:1", segment: 16MB, put_timeout_s: 0}}
+  open: {name: MooncakeConnector, extra: {master: "h:1", hard_pin: false}}
+stages:
+  - {stage_id: a}
+  - {stage_id: b, input_connectors: {from_stage_a: store}}
+  - {stage_id: c, input_connectors: {from_stage_a: store}}
+  - {stage_id: d, input_connectors: {from_stage_b: open}}
+  - {stage_id: e, input_connectors: {from_stage_b: {name: SharedMemoryConnector}}}
+"""
+
+
+def test_a_store_has_room_for_what_its_limit_says() -> None:
+    store = {"segment": 1 << 24, "max_bytes": 256, "put_timeout_s": 5.0, "shm_threshold_bytes": 10}
+    trace = [Arrival(0.0, EDGE, 100, 2.0), Arrival(0.0, EDGE, 100, 1.0), Arrival(0.5, ("a", "c"), 60, 1.0)]
+    (result,) = simulate({("a", ("b", "c")): store}, [*trace, Arrival(0.6, EDGE, 257, 1.0), Arrival(0.7, EDGE, 9, 1.0)])
+    assert (result.kind, result.high_water, result.max_bytes) == ("store", 256, 256)
+    assert result.edges["c"].longest_wait_s == 0.5  # 100 bytes take 128
+    assert (result.edges["b"].puts, result.edges["b"].refused, result.edges["b"].inline) == (2, 1, 1)
+
+
+def test_edges_over_mooncake_and_several_nodes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text(MIXED)
+    common = ["simulate", str(path), "--rps", "20", "--hold-ms", "100", "--payload", "1MiB", "--seconds", "60"]
+    common += ["--node", "one=a", "--node", "two=b,c,d,e"]
+    assert main([*common, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ring, store = found["rings"]
+    assert (ring["kind"], ring["from_stage"], store["kind"], store["from_stage"]) == ("ring", "b", "store", "a")
+    assert (store["max_bytes"], store["segment_bytes"], set(store["edges"])) == (16 * MIB, 16 * MIB, {"b", "c"})
+    assert found["left_out"] == [["b", "d"]]
+    assert found["nodes"] == [
+        {"name": "one", "shm_bytes": 0, "store_bytes": store["high_water"]},
+        {"name": "two", "shm_bytes": ring["high_capacity"], "store_bytes": 0},
+    ]
+    assert main(common) == 0
+    text = capsys.readouterr().out
+    assert "store of a: limit 16.0 MiB, segment of 16.0 MiB; at most" in text
+    assert "left out: b -> d (MooncakeConnector without a limit" in text
+    assert "node one: at most 0 B in /dev/shm" in text
+    assert main([*common, "--max-bytes", "2MiB"]) == 0
+    assert "payloads refused" in capsys.readouterr().out

@@ -141,7 +141,15 @@ def test_payloads_of_one_size_fill_the_planned_ring(file: Path, size_: int) -> N
 
 @pytest.mark.parametrize(
     ("text", "bytes_"),
-    [("1000", 1000), ("28.7MB", 28_700_000), ("64KiB", 65536), ("1.5 GiB", 3 << 29), ("2k", 2000), ("7b", 7)],
+    [
+        ("1000", 1000),
+        ("28.7MB", 28_700_000),
+        ("64KiB", 65536),
+        ("1.5 GiB", 3 << 29),
+        ("2k", 2000),
+        ("7B", 7),
+        (".5M", 500_000),
+    ],
 )
 def test_sizes(text: str, bytes_: int) -> None:
     assert size(text) == bytes_
@@ -168,12 +176,19 @@ def test_the_command(capsys: pytest.CaptureFixture[str], file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--payload", "x"], "--payload: 'x'"),
+        (["--payload", "x"], "--payload: 'x' is no size"),
+        (["--payload", "5i"], "--payload: '5i' is no size"),
+        (["--payload", "28.7Mb"], "'28.7Mb' may mean bits or bytes; write 28.7MB"),
+        (["--payload", "28.7"], "'28.7' is no whole number of bytes; a unit is missing, as in 28.7MB"),
+        (["--payload", "28.7B"], "is no whole number of bytes"),
+        (["--payload", "1e30"], "is no size"),
+        (["--payload", "9" * 20], "is more bytes than there can be"),
         (["--payload", "a:z=1MB"], "no edge 'a:z'; there are a:b"),
         (["--payload", "a:b=1MB"], "nothing is said about the edges a:c, b:d, c:d"),
         (["--payload", "1MB", "--burst", "0"], "--burst: '0'"),
         (["--payload", "-5"], "--payload: '-5'"),
         (["--payload", "1MB", "--node", "one"], "does not read NAME=STAGE"),
+        (["--payload", "1MB", "--node", "one=x"], "there is no stage 'x'"),
     ],
 )
 def test_what_cannot_be_used(
@@ -186,6 +201,39 @@ def test_what_cannot_be_used(
 def _joined(arguments: list[str]) -> list[str]:
     """``--option=value``, so that a value may begin with a dash."""
     return [f"{option}={value}" for option, value in zip(arguments[::2], arguments[1::2], strict=True)]
+
+
+def test_names_of_vllm_omni() -> None:
+    spec = {"name": "FastSharedMemoryConnector", "extra": {"codec_chunk_frames": 25}}
+    stages = [{"stage_id": 0}, {"stage_id": 1, "input_connectors": {"from_stage_0": spec}}]
+    plan = make_plan(load_omni_transfer_config({"stages": stages}), {("0", "1"): Load(10, 0.1, 1000)})
+    assert (plan.edges[0].connector, plan.edges[0].way) == (
+        "FastSharedMemoryConnector",
+        "ring",
+    )  # all goes by key there
+    assert plan.rings[0].settings["key_lookup"] is True
+
+
+NAMED = """
+stages: [{stage_id: 0, name: thinker}, {stage_id: 1, engine_args: {model_stage: talker}}, {stage_id: 2, name: 1}]
+edges: [{from: thinker, to: talker}, {from: 1, to: 2}]
+"""
+
+
+def test_stages_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "named.yaml"
+    file.write_text(NAMED)
+    common = ["plan", str(file), "--rps", "10", "--hold-ms", "100", "--json"]
+    texts = ["--payload", "1kB", "--payload", "thinker:talker=3MB"]
+    found = json.loads(run(capsys, *common, *texts, "--node", "a=thinker", "--node", "b=talker,2"))
+    assert [each["load"]["size"] for each in found["edges"]] == [3_000_000, 1000]
+    assert [node["stages"] for node in found["nodes"]] == [["0"], ["1", "2"]]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"t": 0, "edge": ["thinker", 1], "bytes": 3000000, "hold_s": 0.1}\n')
+    replayed = json.loads(run(capsys, "simulate", str(file), "--trace", str(trace), "--json"))
+    assert replayed["rings"][0]["edges"]["1"]["puts"] == 1
+    trace.write_text('{"t": 0, "edge": ["thinker", "talk"], "bytes": 3000000, "hold_s": 0.1}\n')
+    assert "has no edge thinker -> talk" in run(capsys, "simulate", str(file), "--trace", str(trace), status=1)
 
 
 def test_numbers_that_cannot_be() -> None:

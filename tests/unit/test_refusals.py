@@ -1,0 +1,65 @@
+"""How often it is said that a put found no room, and how many are counted."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from omni_fastshm.connectors import _refusals
+from omni_fastshm.connectors._refusals import Refusals
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(_refusals, "time", made)
+    return made
+
+
+def test_the_first_then_one_in_a_while_with_the_number(clock: Clock) -> None:
+    refusals = Refusals(5.0)
+    assert [refusals.note("full", "a", "b") for _ in range(3)] == ["", None, None]
+    clock.now = 4.9
+    assert refusals.note("full", "a", "b") is None
+    clock.now = 5.0
+    assert refusals.note("full", "a", "b") == " (3 more since the last such line)"
+    assert refusals.note("full", "a", "b") is None
+    clock.now = 10.0
+    assert refusals.note("full", "a", "b") == " (1 more since the last such line)"
+    clock.now = 15.0
+    assert refusals.note("full", "a", "b") == ""
+    assert refusals.by_reason == {"full": 8}
+
+
+def test_other_edges_and_other_reasons_are_said(clock: Clock) -> None:
+    refusals = Refusals()
+    told = [refusals.note(*what) for what in (("full", "a", "b"), ("full", "a", "c"), ("too_large", "a", "b"))]
+    assert told == ["", "", ""]
+    refusals.count("full")
+    assert refusals.by_reason == {"full": 3, "too_large": 1}
+
+
+def test_of_very_many_edges_some_share_a_line(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_refusals, "_MOST", 3)
+    refusals = Refusals()
+    assert [refusals.note("full", "a", str(n)) for n in range(6)] == ["", "", "", "", None, None]
+    assert len(refusals._said) <= 4
+    assert refusals.by_reason == {"full": 6}
+
+
+def test_threads_lose_none() -> None:
+    refusals = Refusals()
+    threads = [threading.Thread(target=lambda: [refusals.note("full", "a") for _ in range(2000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refusals.by_reason == {"full": 8000}
