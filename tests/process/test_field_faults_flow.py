@@ -174,7 +174,7 @@ class TestR28GetBeforePut:
         producer = make(key_lookup=True, namespace=namespace)
         consumer = make(key_lookup=True, namespace=namespace)
         took = []
-        for n in range(3):  # the best of three: a busy machine only ever adds to it
+        for n in range(8):  # one that is quick will do: a busy machine only ever adds to it
             start = time.monotonic()
 
             def put_later(start: float = start, n: int = n) -> None:
@@ -187,6 +187,8 @@ class TestR28GetBeforePut:
             putting.result(20)
             assert got is not None
             assert got[0] == {"n": n}
+            if took[-1] < 0.15:
+                break
         assert 0.1 <= min(took) < 0.15, took
 
     def test_c_an_unknown_key(self, make: Any, namespace: str, caplog: pytest.LogCaptureFixture) -> None:

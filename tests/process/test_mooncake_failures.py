@@ -45,7 +45,7 @@ class TestProducer:
         answer, took = consumer.run(GET, rid="r", metadata=metadata)
 
         assert answer is None
-        assert took < 2
+        assert took < 5, "it waited for what is dead"
         health, lines = consumer.run("result = c.health(), lines")
         assert (health["status"], health["producer_gone"], health["errors"]) == ("ok", 1, 1)
         assert "'r'" in lines[-1]
