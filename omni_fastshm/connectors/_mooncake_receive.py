@@ -8,6 +8,7 @@ import mmap
 import struct
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from omni_fastshm._codec import Decoder
@@ -15,7 +16,7 @@ from omni_fastshm.base import Metadata
 from omni_fastshm.errors import MetadataError
 from omni_fastshm.metadata import inline_frame
 
-from ._mooncake_codes import NOT_THERE, StoreError
+from ._mooncake_codes import NOT_THERE, TRANSFER, StoreError
 from ._mooncake_gate import Gate, Waits
 from ._mooncake_keys import Item
 from ._mooncake_metadata import item_of
@@ -41,9 +42,18 @@ class Receiver:
         gate: whether the connector is open.
         namespace: of the connector.
         decoder: makes objects of frames.
+        tell: called with edge, request and code when a get goes on waiting though the producer is gone; held weakly.
     """
 
-    def __init__(self, shelf: Shelf, gate: Gate, *, namespace: str, decoder: Decoder) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        gate: Gate,
+        *,
+        namespace: str,
+        decoder: Decoder,
+        tell: Callable[[tuple[str, str], str, int], None],
+    ) -> None:
         self.own_memory = 0
         """How many reads found the local buffer full."""
         self._shelf = shelf
@@ -51,6 +61,7 @@ class Receiver:
         self._gate = gate
         self._namespace = namespace
         self._decoder = decoder
+        self._tell = weakref.WeakMethod(tell)
         self._leases: dict[int, tuple[weakref.ref[Any], float]] = {}  # with the time they were taken, oldest first
         self._lease_numbers = itertools.count()
 
@@ -83,10 +94,13 @@ class Receiver:
                 op="get",
                 key=request,
             )
-        pauses = Waits(wait_s)
+        pauses, told = Waits(wait_s), False
         while True:
             self._shelf.check_master()
-            _, item = self._shelf.look(edge, request)
+            code, item = self._shelf.find(edge, request)
+            if code == TRANSFER and not told and (tell := self._tell()) is not None:
+                told = True  # and wait on: a producer that starts again may put it again
+                tell(edge, request, code)
             found = None if item is None else self._take(item, how)
             if found is not None or not self._gate.pause(pauses):
                 return found

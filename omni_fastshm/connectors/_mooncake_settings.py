@@ -11,7 +11,7 @@ from typing import Any
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.settings import Setting, describe
 
-from ._mooncake_net import is_own_address, own_address
+from ._mooncake_net import is_own_address, own_address, split_address
 from ._mooncake_session import Endpoint
 from ._shared_settings import CODEC, LINGER, PUT_TIMEOUT
 
@@ -87,8 +87,9 @@ def endpoint_of(settings: Mapping[str, Any]) -> Endpoint:
         )
     if settings["localbuf"] == 0:
         raise ConfigError("MooncakeConnector: localbuf: 0 leaves no memory to receive in")
-    host = settings["host"] or own_address(master)
-    if not is_own_address(host):
+    host = (settings["host"] or "").strip() or own_address(master)
+    address = split_address(host)  # Mooncake takes a port as well, as a part of the node's name
+    if not is_own_address(host if address is None else address[0]):
         _log.warning("host %r is no address of this machine: other nodes may not reach what is put here", host)
     if settings["proto"] == "rdma" and not os.path.isdir("/sys/class/infiniband"):
         _log.warning("proto is rdma, but this machine has no RDMA device: Mooncake may go over TCP without a word")

@@ -56,15 +56,21 @@ class Shelf:
 
     # -- pointers
 
-    def look(self, edge: tuple[str, str], request: str) -> tuple[bool, Item | None]:
-        """Whether there is a pointer, and which payload it says is the newest; None where it cannot be read."""
+    def find(self, edge: tuple[str, str], request: str) -> tuple[int, Item | None]:
+        """Which payload the pointer says is the newest, None where it cannot be read; and the code for its reading:
+        `TRANSFER` where the node that has the pointer is gone."""
         memory = ctypes.create_string_buffer(POINTER_BYTES)
         code = self.session.get_into(self.names.pointer(edge, request), ctypes.addressof(memory), POINTER_BYTES)
         if code == POINTER_BYTES:
-            return True, read_pointer(memory.raw, edge, request)
+            return OK, read_pointer(memory.raw, edge, request)
         if code not in NOT_THERE and code != TRANSFER:
             raise StoreError(code)
-        return code == TRANSFER, None
+        return code, None
+
+    def look(self, edge: tuple[str, str], request: str) -> tuple[bool, Item | None]:
+        """Whether there is a pointer, and which payload it says is the newest; None where it cannot be read."""
+        code, item = self.find(edge, request)
+        return code not in NOT_THERE, item
 
     def _drop_pointers(self, items: Sequence[Item]) -> None:
         """Of payloads that are gone, where nothing newer has taken the place."""

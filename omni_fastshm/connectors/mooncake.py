@@ -77,8 +77,8 @@ class MooncakeConnector(OmniConnectorBase):
         self._executor: ThreadPoolExecutor | None = None
         self._final: dict[str, Any] | None = None
         self._count = _Counters()
-        self._say_lost_at = 0.0
         self._no_room = _refusals.Refusals()
+        self._say_again: dict[int, float] = {}
         self._meter = Meter(type(self).__name__, self.namespace)
         self._session = open_session(
             endpoint, setup_timeout_s=settings["setup_timeout_s"], get_timeout_s=settings["get_timeout_s"]
@@ -94,7 +94,9 @@ class MooncakeConnector(OmniConnectorBase):
             wire=self._wire,
             copy_below=settings["copy_below"],
         )
-        self._receiver = Receiver(self._shelf, self._gate, namespace=self.namespace, decoder=decoder)
+        self._receiver = Receiver(
+            self._shelf, self._gate, namespace=self.namespace, decoder=decoder, tell=self._say_failed_look
+        )
         self._gate.stopped = False
         _open.add(self)
 
@@ -214,6 +216,9 @@ class MooncakeConnector(OmniConnectorBase):
         self._meter.got(began, edge, request, found)
         return found
 
+    def _say_failed_look(self, edge: tuple[str, str], request: str, code: int) -> None:
+        self._say_failed(edge, request, code, polled=True)
+
     def _say_failed(self, edge: tuple[str, str], request: str, code: int, *, polled: bool) -> None:
         self._count.errors += 1
         if code in MASTER_LOST:
@@ -221,12 +226,12 @@ class MooncakeConnector(OmniConnectorBase):
         elif code == TRANSFER:
             self._count.producer_gone += 1
         level = logging.WARNING
-        if polled and code in MASTER_LOST:  # hosts do so thousands of times a second, and all of it says the same
+        if polled and (code in MASTER_LOST or code == TRANSFER):  # hosts do so thousands of times a second
             now = time.monotonic()
-            if now < self._say_lost_at:
+            if now < self._say_again.get(code, 0):
                 level = logging.DEBUG
             else:
-                self._say_lost_at = now + _SAY_AGAIN_S
+                self._say_again[code] = now + _SAY_AGAIN_S
         logger.log(
             level,
             "get failed: request %r on %s->%s (master %s): %s",

@@ -52,6 +52,25 @@ class TestProducer:
         assert "TRANSFER_FAIL" in lines[-1]
         consumer.kill()
 
+    def test_a_killed_one_is_noticed_by_key_as_well(self, start: Any, namespace: str) -> None:
+        """Who waits is told, and waits on: it may start again, and put it again."""
+        settings = {"key_lookup": True, "namespace": namespace}
+        producer, consumer = start(**settings), start(segment=0, **settings)
+        assert producer.run(PUT, rid="r")[0]
+        producer.kill()
+        consumer.start("emit('waits')\nresult = is_payload(c.get('0', '1', 'r', timeout=20), 3)")
+        assert consumer.event() == "waits"
+        again = start(**settings)
+        assert again.run(PUT, rid="r")[0]
+        assert consumer.finish() is True
+        health, lines = consumer.run("for _ in range(5): c.get('0', '1', 'r')\nresult = c.health(), lines")
+        assert (health["status"], health["producer_gone"]) == ("ok", 1)
+        assert len(lines) == 1
+        assert "'r'" in lines[0]
+        assert "TRANSFER_FAIL" in lines[0]
+        for child in (again, consumer):
+            child.kill()
+
     def test_one_that_starts_again_replaces_what_it_left(self, start: Any, namespace: str) -> None:
         """For a while the master knows the record of the dead one, which nobody can read or write over."""
         settings = {"key_lookup": True, "namespace": namespace}

@@ -305,13 +305,14 @@ class TestGet:
         assert arrived(c, metadata)
         assert c.health()["own_memory_reads"] == 1
 
-    def test_polling_while_the_master_is_lost_does_not_fill_the_log(self, fake: Any, caplog: Any) -> None:
+    @pytest.mark.parametrize(("code", "counter"), [(RPC, "master_lost"), (TRANSFER, "producer_gone")])
+    def test_polling_in_vain_does_not_fill_the_log(self, code: int, counter: str, fake: Any, caplog: Any) -> None:
         with MooncakeConnector({**fake[1], **BY_KEY}) as c:
-            fake[0].answers["get_into"].extend([RPC] * 50)
+            fake[0].answers["get_into"].extend([code] * 50)
             for number in range(50):
                 assert c.get("0", "1", f"r{number}") is None
             assert [record.levelname for record in caplog.records].count("WARNING") == 1
-            assert c.health()["master_lost"] == 50
+            assert c.health()[counter] == 50
 
     @pytest.mark.parametrize("there", [True, False])
     def test_a_process_that_stood_still_takes_nobody_for_gone(

@@ -22,6 +22,7 @@ from omni_fastshm.connectors._mooncake_net import (
     split_address,
     wait_for_master,
 )
+from omni_fastshm.connectors._mooncake_settings import endpoint_of
 from omni_fastshm.connectors.mooncake import SETTINGS, MooncakeConnector
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.factory import ConnectorSpec, OmniConnectorFactory
@@ -224,6 +225,22 @@ class TestSettings:
     def test_what_cannot_be(self, extra: Any, word: str) -> None:
         with pytest.raises(ConfigError, match=re.escape(word)):
             MooncakeConnector(extra)
+
+    @pytest.mark.parametrize(
+        ("host", "named", "warned"),
+        [
+            ("127.0.0.1", "127.0.0.1", False),
+            ("127.0.0.1:23456", "127.0.0.1:23456", False),
+            (" 127.0.0.1\n", "127.0.0.1", False),
+            ("", "127.0.0.1", False),
+            ("192.0.2.1", "192.0.2.1", True),
+            ("192.0.2.1:1", "192.0.2.1:1", True),
+        ],
+    )
+    def test_the_address_of_this_node(self, host: str, named: str, warned: bool, caplog: Any) -> None:
+        settings = parse_settings("M", SETTINGS, {"master": "127.0.0.1:1", "host": host})
+        assert endpoint_of(settings).host == named
+        assert ("no address of this machine" in caplog.text) == warned
 
     def test_both_names_build_it_and_share_its_settings(self) -> None:
         for name in ("MooncakeConnector", "MooncakeStoreConnector"):
