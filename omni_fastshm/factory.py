@@ -140,8 +140,14 @@ class OmniConnectorFactory:
 
     @classmethod
     def spec_here(cls, spec: ConnectorSpec) -> ConnectorSpec:
-        """`spec` under the name that its connector has in this package, without what only vllm-omni reads of its
-        settings; `spec` itself where it has such a name already."""
+        """A connector under the name that it has in this package.
+
+        Args:
+            spec: its name and settings.
+
+        Returns:
+            The same, without what only vllm-omni reads of its settings; `spec` itself where it has such a name already.
+        """
         here = cls.name_here(spec.name)
         if here is None:
             return spec

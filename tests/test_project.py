@@ -80,3 +80,9 @@ def test_every_step_of_ci_runs_what_is_there() -> None:
     assert made <= targets()
     for script in re.findall(r"\.venv/bin/python ((?:tests|tools)/[\w./]+\.py)", text):
         assert (ROOT / script).is_file()
+
+
+def test_the_compatibility_job_takes_torch_without_cuda() -> None:
+    (steps,) = [job["steps"] for path in WORKFLOWS for name, job in jobs(path).items() if name == "compatibility"]
+    (matrix,) = [step for step in steps if "--torch" in step.get("run", "")]
+    assert matrix["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")

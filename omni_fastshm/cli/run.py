@@ -180,7 +180,7 @@ def _good(answers: Iterator[Any], advance: _Advance, failures: _Failures) -> Ite
     """The results, without the requests that failed."""
     for answer in answers:
         advance()
-        if isinstance(answer, FastShmError):
+        if isinstance(answer, Exception):
             failures.tell(answer)
         else:
             yield answer

@@ -354,7 +354,8 @@ def test_the_simulator_refuses_what_the_store_refuses(children: Children) -> Non
             "        c.cleanup(live.pop(0))\n"
             "    answers.append(c.put('0', '1', str(i), payload(1, n))[0])\n"
             "    live += [str(i)] * answers[-1]\n"
-            "result = sizes, answers, c.health()['high_water_bytes']",
+            "result = sizes, answers, c.health()['high_water_bytes']\n"
+            "c.close()",
             kinds=kinds,
             order=order,
         )
