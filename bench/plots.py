@@ -26,6 +26,7 @@ COLOURS = {
     "ours_by_key": "#e67e73",
     "ours_pipe": "#f0b3ac",
     "memcpy": LIMIT,
+    "bare_copy": "#7f7f7f",
     "iceoryx2_spin": "#1e8449",
     "iceoryx2_event": "#7dcea0",
     "zmq_ipc": "#2471a3",

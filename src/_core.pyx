@@ -97,6 +97,8 @@ cdef class Segment:
         cdef ofs_stat found
         cdef void *base = NULL
         cdef int rc
+        # Who keeps the descriptor of a data segment is who makes it.
+        cdef ofs_fill fill = OFS_FILL_LATER if not populate else OFS_FILL_NEW if keep else OFS_FILL_WRITTEN
         self.name = name
         self.born = forks
         self.fd = fd
@@ -104,7 +106,7 @@ cdef class Segment:
         room = max(room, found.size)
         if room:
             with nogil:
-                rc = ofs_segment_map(fd, room, populate, keep, &base)
+                rc = ofs_segment_map(fd, room, fill, keep, &base)
             _check(rc, "map", name)
         self.base = <char *>base
         self.size = found.size

@@ -50,7 +50,11 @@ cdef extern from "ofs_segment.h" nogil:
     int ofs_segment_stat(int fd, ofs_stat *found)
     int ofs_segment_resize(int fd, uint64_t size)
     int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size)
-    int ofs_segment_map(int fd, uint64_t size, bint populate, bint apart, void **base)
+    enum ofs_fill:
+        OFS_FILL_LATER
+        OFS_FILL_NEW
+        OFS_FILL_WRITTEN
+    int ofs_segment_map(int fd, uint64_t size, ofs_fill fill, bint apart, void **base)
     void ofs_segment_populate(void *at, uint64_t size)
     int ofs_segment_unmap(void *base, uint64_t size)
     int ofs_lock_try(int fd, int byte, bint exclusive)

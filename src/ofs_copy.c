@@ -1,5 +1,6 @@
 #include "ofs_copy.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -26,11 +27,37 @@ __attribute__((target("avx512f"))) static void stream_avx512(char *to, const cha
     }
 }
 
-__attribute__((target("avx2"))) static void stream_avx2(char *to, const char *from, size_t size)
+/* What a kernel asks for ahead of its loads: source lines, `lines` bytes on; and, unless `pages` is 0, the translations
+ * of the pages `pages` bytes on, of source and target. Constants in each use, so that each use is a loop of its own.
+ * Asking touches nothing, so it may reach behind the end. */
+struct ahead {
+    size_t lines;
+    size_t pages;
+};
+
+/* For a source that is in the cache, as after it was produced: what costs is the way from there. */
+#define NEAR ((struct ahead){.lines = 2048, .pages = 0})
+/* For one that is not: the core's own prefetcher knows the pattern better than requests far ahead, which confuse it; but
+ * it stops at the end of each page, and there the copy waits for the page walks of both sides. */
+#define FAR ((struct ahead){.lines = 512, .pages = 8192})
+#define SMALLEST_PAGE ((size_t)4096)
+
+#define INLINE __attribute__((always_inline)) static inline
+
+INLINE void ask_for_pages(char *to, const char *from, size_t i, struct ahead ahead)
+{
+    if (ahead.pages && (i & (SMALLEST_PAGE - 1)) == 0) {
+        _mm_prefetch(from + i + ahead.pages, _MM_HINT_NTA);
+        _mm_prefetch(to + i + ahead.pages, _MM_HINT_NTA);
+    }
+}
+
+__attribute__((target("avx2"))) INLINE void loop_avx2(char *to, const char *from, size_t size, struct ahead ahead)
 {
     for (size_t i = 0; i < size; i += 128) {
-        _mm_prefetch(from + i + 2048, _MM_HINT_NTA);
-        _mm_prefetch(from + i + 2112, _MM_HINT_NTA);
+        ask_for_pages(to, from, i, ahead);
+        _mm_prefetch(from + i + ahead.lines, _MM_HINT_NTA);
+        _mm_prefetch(from + i + ahead.lines + 64, _MM_HINT_NTA);
         __m256i a = _mm256_loadu_si256((const void *)(from + i));
         __m256i b = _mm256_loadu_si256((const void *)(from + i + 32));
         __m256i c = _mm256_loadu_si256((const void *)(from + i + 64));
@@ -42,10 +69,11 @@ __attribute__((target("avx2"))) static void stream_avx2(char *to, const char *fr
     }
 }
 
-static void stream_sse2(char *to, const char *from, size_t size)
+INLINE void loop_sse2(char *to, const char *from, size_t size, struct ahead ahead)
 {
     for (size_t i = 0; i < size; i += 64) {
-        _mm_prefetch(from + i + 2048, _MM_HINT_NTA);
+        ask_for_pages(to, from, i, ahead);
+        _mm_prefetch(from + i + ahead.lines, _MM_HINT_NTA);
         __m128i a = _mm_loadu_si128((const void *)(from + i));
         __m128i b = _mm_loadu_si128((const void *)(from + i + 16));
         __m128i c = _mm_loadu_si128((const void *)(from + i + 32));
@@ -57,6 +85,22 @@ static void stream_sse2(char *to, const char *from, size_t size)
     }
 }
 
+__attribute__((target("avx2"))) static void stream_avx2(char *to, const char *from, size_t size, bool far)
+{
+    if (far)
+        loop_avx2(to, from, size, FAR);
+    else
+        loop_avx2(to, from, size, NEAR);
+}
+
+static void stream_sse2(char *to, const char *from, size_t size, bool far)
+{
+    if (far)
+        loop_sse2(to, from, size, FAR);
+    else
+        loop_sse2(to, from, size, NEAR);
+}
+
 /* Makes a later release store publish streamed bytes: these stores are weakly ordered even on x86, and without it a reader
  * can see the block's word before the block's bytes. */
 static void finish_streaming(void)
@@ -64,7 +108,7 @@ static void finish_streaming(void)
     _mm_sfence();
 }
 
-static void stream(char *to, const char *from, size_t size)
+static void stream(char *to, const char *from, size_t size, bool far)
 {
     size_t head = (size_t)(-(intptr_t)to & 63);
     memcpy(to, from, head);
@@ -75,9 +119,9 @@ static void stream(char *to, const char *from, size_t size)
     if (__builtin_cpu_supports("avx512f"))
         stream_avx512(to, from, body);
     else if (__builtin_cpu_supports("avx2"))
-        stream_avx2(to, from, body);
+        stream_avx2(to, from, body, far);
     else
-        stream_sse2(to, from, body);
+        stream_sse2(to, from, body, far);
     memcpy(to + body, from + body, size - body);
 }
 
@@ -94,8 +138,9 @@ static void finish_streaming(void)
 {
 }
 
-static void stream(char *to, const char *from, size_t size)
+static void stream(char *to, const char *from, size_t size, bool far)
 {
+    (void)far;
     memcpy(to, from, size);
 }
 
@@ -108,12 +153,16 @@ const char *ofs_copy_kernel(void)
 
 void ofs_copy_pieces(const struct ofs_piece *pieces, size_t count, size_t stream_from)
 {
+    size_t whole = 0;
+    for (size_t i = 0; i < count; i++)
+        whole += pieces[i].size;
+    bool far = whole >= OFS_FAR_FROM;
     for (size_t i = 0; i < count; i++) {
         const struct ofs_piece *piece = &pieces[i];
         if (piece->size == 0)
             continue; /* an empty tensor's address may be null, which memcpy must not be given */
         if (piece->size >= stream_from)
-            stream(piece->target, piece->source, piece->size);
+            stream(piece->target, piece->source, piece->size, far);
         else
             memcpy(piece->target, piece->source, piece->size);
     }

@@ -12,6 +12,9 @@
  * earlier, for its cache holds the lines and an ordinary store has to take back each of them (bench/results/kernels/copy.json). */
 #define OFS_STREAM_FROM ((size_t)4 << 20)
 #define OFS_STREAM_SHARED_FROM ((size_t)4 << 10)
+/* From that many bytes in one call on, source and target do not stay in the cache until the next payload: they are copied
+ * in the way that waits least for memory, smaller ones in the way that waits least for the cache (decision 11). */
+#define OFS_FAR_FROM ((size_t)8 << 20)
 
 /* One piece: `size` bytes from `source` to `target`. */
 struct ofs_piece {

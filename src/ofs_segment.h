@@ -31,11 +31,14 @@ int ofs_segment_resize(int fd, uint64_t size);
 /* Take the memory for [offset, offset + size) now: -ENOSPC today instead of SIGBUS some day. */
 int ofs_segment_reserve(int fd, uint64_t offset, uint64_t size);
 
+/* Page tables: left to faults; or filled, over memory that is new, or over what somebody else has written. */
+enum ofs_fill { OFS_FILL_LATER, OFS_FILL_NEW, OFS_FILL_WRITTEN };
+
 /* Map `size` bytes for reading and writing, also beyond the object's end, where nobody may look before it has grown.
- * `populate` also fills the page tables, so that no fault comes later; large ones ask for huge pages.
+ * `fill` also fills the page tables, so that no fault comes later; large ones ask for huge pages.
  * `apart` maps through an open file description of its own: a mapping keeps its description, and with it the locks, and a
  * forked child inherits the mapping, so a dead process would count as alive for as long as its child lives. */
-int ofs_segment_map(int fd, uint64_t size, bool populate, bool apart, void **base);
+int ofs_segment_map(int fd, uint64_t size, enum ofs_fill fill, bool apart, void **base);
 
 /* The object has grown by `size` bytes: fill the page tables of what is mapped there. */
 void ofs_segment_populate(void *at, uint64_t size);

@@ -35,6 +35,7 @@ NAMES = (
     "ours_by_key",
     "ours_pipe",
     "memcpy",
+    "bare_copy",
     "iceoryx2_spin",
     "iceoryx2_event",
     "zmq_ipc",

@@ -33,7 +33,7 @@ ROTATE_OVER = 64 * payloads.MIB
 
 
 class Mapping:
-    def __init__(self, place: str, side: str, load: str, depth: int) -> None:
+    def __init__(self, place: str, side: str, load: str, depth: int, rotates: bool = True) -> None:
         template = payloads.make(load)
         pieces = [payloads.raw(t).tobytes() for t in payloads.leaves(template)]
         pieces.append(msgspec.msgpack.encode(template, enc_hook=lambda tensor: None))
@@ -42,11 +42,11 @@ class Mapping:
         self.source = torch.frombuffer(joined, dtype=torch.uint8).clone()
         self.address = self.source.data_ptr()
         self.size = self.source.numel()
-        rotates = side != "both" and self.size in ROTATE_SIZES
+        rotates = rotates and side != "both" and self.size in ROTATE_SIZES
         places = max(depth, ROTATE_OVER // self.size if rotates else 1)
         total = places * self.size
         self.owner = side != "get"
-        self.segment = SharedMemory(f"{place}-memcpy", create=self.owner, size=total if self.owner else 0)
+        self.segment = SharedMemory(f"{place}-copies", create=self.owner, size=total if self.owner else 0)
         buffer = payloads.buffer_of(self.segment)
         anchor = ctypes.c_char.from_buffer(buffer)
         base = ctypes.addressof(anchor)

@@ -6,7 +6,7 @@
 #include "ofs_copy.h"
 
 #define GUARD 64u
-#define ROOM (OFS_STREAM_FROM + 4096u)
+#define ROOM (OFS_FAR_FROM + 4096u)
 
 static unsigned char *source, *target;
 
@@ -41,15 +41,15 @@ static void small_sizes(void)
             one(OFS_STREAM_SHARED_FROM - 32 + 5 * from, from, to); /* ordinary and streaming, all alignments */
 }
 
-static void around_streaming(void)
+/* Sizes at which another way of copying begins. */
+static void around(size_t limit)
 {
-    const size_t around[] = {OFS_STREAM_FROM - 1, OFS_STREAM_FROM, OFS_STREAM_FROM + 1, OFS_STREAM_FROM + 63,
-                             OFS_STREAM_FROM + 255, OFS_STREAM_FROM + 256, OFS_STREAM_FROM + 321};
+    const size_t sizes[] = {limit - 1, limit, limit + 1, limit + 63, limit + 255, limit + 256, limit + 321};
     const size_t shifts[] = {0, 1, 32, 63};
-    for (size_t i = 0; i < sizeof around / sizeof around[0]; i++)
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (size_t from = 0; from < 4; from++) {
             memset(target, 0, ROOM);
-            one(around[i], shifts[from], shifts[(from + i) % 4]);
+            one(sizes[i], shifts[from], shifts[(from + i) % 4]);
         }
 }
 
@@ -63,6 +63,12 @@ static void pieces(void)
     ofs_copy_pieces(list, 4, OFS_STREAM_SHARED_FROM);
     CHECK(memcmp(at, source, 100) == 0 && memcmp(at + 128, source + 7, 5000) == 0);
     CHECK(at[-1] == 0xa5 && at[100] == 0xa5 && at[127] == 0xa5 && at[5128] == 0xa5);
+    /* Small pieces of a large payload. */
+    struct ofs_piece many[] = {{at, source, OFS_FAR_FROM - 6000}, {at + OFS_FAR_FROM - 5952, source + 3, 6001}};
+    memset(target, 0xa5, ROOM);
+    ofs_copy_pieces(many, 2, OFS_STREAM_SHARED_FROM);
+    CHECK(memcmp(at, source, many[0].size) == 0 && memcmp(many[1].target, source + 3, 6001) == 0);
+    CHECK(at[-1] == 0xa5 && at[many[0].size] == 0xa5 && at[OFS_FAR_FROM + 49] == 0xa5);
     ofs_copy_pieces(NULL, 0, 1);
     ofs_copy(NULL, NULL, 0);
     CHECK(strlen(ofs_copy_kernel()) > 0);
@@ -78,7 +84,8 @@ int main(void)
         source[i] = (unsigned char)(next_random(&random) >> 56);
     small_sizes();
     pieces();
-    around_streaming();
+    around(OFS_STREAM_FROM);
+    around(OFS_FAR_FROM);
     free(source);
     free(target);
     return 0;

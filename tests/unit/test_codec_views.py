@@ -357,3 +357,25 @@ def test_importing_the_codec_imports_no_heavy_package() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, cwd=root, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_large_copy_is_asked_for_in_huge_pages() -> None:
+    huge = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not huge.exists() or "[never]" in huge.read_text():
+        pytest.skip("this kernel gives no huge pages to anybody")
+    size = 40 << 20  # more than malloc ever takes from what it has
+    got = decode(memoryview(plan({"t": torch.ones(size, dtype=torch.uint8)}).to_bytes()))["t"]
+    assert "hg" in flags_of(got.data_ptr() + size // 2)
+
+
+def flags_of(address: int) -> list[str]:
+    """What the kernel was told about the memory at an address."""
+    found = False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        place, _, rest = line.partition(" ")
+        if not place.endswith(":"):
+            start, end = (int(each, 16) for each in place.split("-"))
+            found = start <= address < end
+        elif found and place == "VmFlags:":
+            return rest.split()
+    raise AssertionError(f"nothing is mapped at {address:#x}")
