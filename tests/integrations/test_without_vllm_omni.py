@@ -81,6 +81,8 @@ def test_the_plugin_is_entered_in_both_groups() -> None:
     for group in ("vllm.general_plugins", "vllm_omni.general_plugins"):
         section = text.split(f'[project.entry-points."{group}"]')[1].split("[")[0]
         assert section.strip() == 'omni_fastshm = "omni_fastshm.integrations.vllm_omni:register"'
+    section = text.split('[project.entry-points."vllm.platform_plugins"]')[1].split("[")[0]
+    assert section.strip() == 'omni_fastshm = "omni_fastshm.integrations._vllm_early:platform"'
     found = importlib.metadata.entry_points(group="vllm.general_plugins", name="omni_fastshm")
     for entry in found:  # none where the checkout is used without having been installed anew
         assert entry.load() is vllm_omni.register
