@@ -53,8 +53,9 @@ instructions: $(STAMP)
 	$(BIN)/python tests/support/instructions.py --renew
 
 # The tests of the connector inside vllm-omni beside the real one, in a virtual environment of its own: about 10 GB of
-# downloads, no GPU needed, five minutes.
-VLLM = .venv-vllm-omni
+# downloads, no GPU needed, five minutes. `make test-vllm-omni VLLM_OMNI=0.12.0rc1`: the generation of December 2025.
+VLLM_OMNI ?= 0.30.0
+VLLM = .venv-vllm-omni$(if $(filter-out 0.30.0,$(VLLM_OMNI)),-$(VLLM_OMNI))
 test-vllm-omni: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest -q -o filterwarnings=default tests/integrations
 
@@ -62,11 +63,12 @@ test-vllm-omni: $(VLLM)/.ready
 bench-vllm-omni: $(VLLM)/.ready
 	$(VLLM)/bin/python -m bench.vllm_omni $(if $(PUBLISH),--publish)
 
-# Not the CPU build of torch, which pip would prefer where it lies at hand: the other wheels do not load beside it.
+# Which torch and setuptools, vllm says itself; but not the CPU build of torch, which pip would prefer where it lies at
+# hand: the other wheels do not load beside it.
 $(VLLM)/.ready: $(SOURCES)
 	test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet --disable-pip-version-check "vllm==0.30.0" "vllm-omni==0.30.0" \
-		"torch==2.13.0,!=2.13.0+cpu" "setuptools==84.2.1" "cython==3.3.1" "posix_ipc==1.3.2" "pytest==9.2.0"
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check "vllm==$(firstword $(subst rc, ,$(VLLM_OMNI)))" \
+		"vllm-omni==$(VLLM_OMNI)" "torch!=2.13.0+cpu" "setuptools>=77" "cython==3.3.1" "posix_ipc==1.3.2" "pytest==9.2.0"
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $(VLLM)/.ready
 

@@ -56,7 +56,7 @@ RUNNER = [
     "integrations._vllm_wire integrations._vllm_keys integrations._vllm_transport",
     "integrations._vllm_host integrations._vllm_contract integrations",
     "integrations.vllm_omni",
-    "integrations._vllm_check",
+    "integrations._vllm_check integrations._vllm_early",
     "cli.job cli.text cli.load",
     "cli.checks",
     "cli.validate cli.run cli.mooncake cli.ls cli.reap cli.bench cli.top cli.plan cli.simulate cli.doctor",

@@ -3,11 +3,14 @@
     python tools/matrix.py                              every Python 3.10 to 3.13 on the PATH; oldest and newest NumPy
     python tools/matrix.py --python /opt/py/bin/python3.12 --numpy 1.26.4 --numpy 2.4.6
     python tools/matrix.py --torch 2.4.1 --torch 2.13.0 also with these, where there is a wheel
+    python tools/matrix.py --only-torch --torch 2.4.1 --remove --pip=--no-cache-dir   5 GB of disk at a time, none after
 
-Without --torch only what needs no torch is tested: tests/unit/test_without_torch.py and its like. With it, the codec's
-tests run as well. Each combination has a virtual environment of its own under build/matrix, and a line in the table at
-the end. The exit status is 1 when one failed; what cannot be installed, for want of a wheel for that Python, is
-`absent`, with the reason, unless everything is. Needs a git checkout.
+Without --torch only what needs no torch is tested: tests/unit/test_without_torch.py and its like. With it, all tests of
+the modules, of the connectors' contract, of staging and of the integrations run, and those of two processes. PyPI's
+torch comes with CUDA, which it needs in order to be imported, but no GPU. Each combination has a virtual environment of
+its own under build/matrix, and a line in the table at the end. The exit status is 1 when one failed; what cannot be
+installed, for want of a wheel for that Python, is `absent`, with the reason, unless everything is. Needs a git
+checkout.
 """
 
 from __future__ import annotations
@@ -48,8 +51,18 @@ WITHOUT_TORCH = (
     "tests/test_import_light.py",
     "tests/test_layout.py",
 )
-WITH_TORCH = ("tests/unit/test_codec_types.py", "tests/unit/test_codec_views.py", "tests/unit/test_codec_host.py",
-              "tests/contract/test_shared_memory.py")  # fmt: skip
+WITH_TORCH = (
+    "tests/unit",
+    "tests/contract",
+    "tests/staging",
+    "tests/integrations",
+    "tests/process/test_two_processes.py",
+    "tests/process/test_pipeline.py",
+    "tests/test_import_light.py",
+    "tests/test_layout.py",
+)
+NEEDS_WITH_TORCH = ("pillow>=10", "rich>=13", "prometheus_client>=0.20", "setuptools")
+INSTALL_S, TEST_S = 2400, 1800
 
 
 class Row(NamedTuple):
@@ -98,7 +111,8 @@ def interpreters(given: Sequence[str]) -> dict[str, str]:
 
 
 def pip(folder: Path, log: Path, *words: str) -> bool:
-    return run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words], log)
+    command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
+    return run(command, log, limit=INSTALL_S)
 
 
 def build(version: str, interpreter: str, log: Path) -> Path | None:
@@ -118,26 +132,29 @@ def build(version: str, interpreter: str, log: Path) -> Path | None:
     return next((copy / "dist").glob("*.whl"), None) if made else None
 
 
-def test(version: str, interpreter: str, wheel: Path, numpy: str, torch: str | None) -> Row:
+def test(
+    version: str, interpreter: str, wheel: Path, numpy: str, torch: str | None, options: argparse.Namespace
+) -> Row:
     """One combination."""
     name = f"numpy-{numpy}" + (f"-torch-{torch}" if torch else "")
-    folder, log = WORK / version / name, WORK / version / f"{name}.log"
-    row = Row(version, numpy, torch or "-", "")
-    packages = [
-        f"numpy=={numpy}",
-        *NEEDS,
-        *(
-            (
-                f"torch=={torch}",
-                "pillow",
-            )
-            if torch
-            else ()
-        ),
-    ]
+    folder, log = WORK / version / name, WORK / f"{version}-{name}.log"
+    log.write_text("")
+    try:
+        return tried(version, interpreter, wheel, folder, log, Row(version, numpy, torch or "-", ""), options)
+    finally:
+        if options.remove:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def tried(
+    version: str, interpreter: str, wheel: Path, folder: Path, log: Path, row: Row, options: argparse.Namespace
+) -> Row:
+    """The row with its result: what `test` keeps in order around."""
+    torch = row.torch != "-"
+    packages = [f"numpy=={row.numpy}", *NEEDS, *((f"torch=={row.torch}", *NEEDS_WITH_TORCH) if torch else ())]
     if not run([interpreter, "-m", "venv", folder], log):
         return row._replace(result=f"failed: no virtual environment, {log}")
-    if not pip(folder, log, "--only-binary", "numpy,torch", *packages):
+    if not pip(folder, log, *options.pip, "--only-binary", "numpy,torch", *packages):
         reason = [line for line in log.read_text().splitlines() if line.startswith("ERROR: ")]
         return row._replace(result=f"absent: {reason[-1].removeprefix('ERROR: ')}" if reason else f"failed: {log}")
     if not pip(folder, log, "--no-deps", str(wheel)):
@@ -145,8 +162,8 @@ def test(version: str, interpreter: str, wheel: Path, numpy: str, torch: str | N
     source = WORK / version / "source"
     shutil.rmtree(source / "omni_fastshm", ignore_errors=True)  # the wheel is tested, not the sources beside the tests
     started = time.monotonic()
-    tests = [*WITHOUT_TORCH, *(WITH_TORCH if torch else ())]
-    passed = run([folder / "bin/python", "-m", "pytest", "-q", "-x", *tests], log, cwd=source)
+    tests = options.tests or (WITH_TORCH if torch else WITHOUT_TORCH)
+    passed = run([folder / "bin/python", "-m", "pytest", "-q", "--maxfail=50", *tests], log, cwd=source, limit=TEST_S)
     summary = log.read_text().strip().splitlines()[-1].strip("= ")
     return row._replace(
         result=f"{'ok' if passed else 'failed'}: {summary} ({time.monotonic() - started:.0f} s), {log.name}"
@@ -160,7 +177,14 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--numpy", action="append", default=[], help="a release; default: the oldest and the newest")
     parser.add_argument("--torch", action="append", default=[], help="a release to test with, too; default: none")
+    parser.add_argument("--only-torch", action="store_true", help="leave out the runs without torch")
+    parser.add_argument("--pip", action="append", default=[], help="one more word for pip, as in --pip=--no-cache-dir")
+    parser.add_argument("--remove", action="store_true", help="remove each virtual environment after its tests")
+    parser.add_argument("--tests", action="append", default=[], help="run these of tests/ in place of the usual ones")
     options = parser.parse_args(words)
+    torches = [*([] if options.only_torch else [None]), *options.torch]
+    if not torches:
+        parser.error("--only-torch needs a --torch")
     rows = []
     for version, interpreter in interpreters(options.python).items():
         log = WORK / f"build-{version}.log"
@@ -171,8 +195,8 @@ def main(words: Sequence[str] | None = None) -> int:
             rows.append(Row(version, "-", "-", f"failed: the wheel cannot be built, {log}"))
             continue
         for numpy in options.numpy or NUMPY[version]:
-            for torch in [None, *options.torch]:
-                rows.append(test(version, interpreter, wheel, numpy, torch))
+            for torch in torches:
+                rows.append(test(version, interpreter, wheel, numpy, torch, options))
                 print("  ".join(rows[-1]), flush=True)
     print("\nPYTHON  NUMPY   TORCH   RESULT")
     for row in rows:

@@ -10,13 +10,14 @@ from typing import Any, Literal, NamedTuple
 from omni_fastshm import segments
 from omni_fastshm.settings import NAMESPACE_VARIABLE
 
-from ._vllm_host import Host, factory, find_host, is_installed, load_plugins
+from ._vllm_host import Host, factory, find_host, is_installed, load_plugins, loads_plugins_itself
 from ._vllm_transport import NAMESPACE
 from .vllm_omni import REPLACE_VARIABLE, create_fast_shared_memory_connector, register
 
 __all__ = ["Finding", "check", "resolved_names"]
 
 GROUPS = ("vllm.general_plugins", "vllm_omni.general_plugins")
+EARLY_GROUP = "vllm.platform_plugins"
 ENTRY = "omni_fastshm"
 THEIR_ENTRY = "vllm_omni_register_models"
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
@@ -96,12 +97,13 @@ def _version(package: str) -> str:
 
 
 def _entry_points() -> Finding:
+    needed = GROUPS if loads_plugins_itself() else (GROUPS[0], EARLY_GROUP)
     missing = [
-        group for group in GROUPS if ENTRY not in {entry.name for entry in importlib.metadata.entry_points(group=group)}
+        group for group in needed if ENTRY not in {entry.name for entry in importlib.metadata.entry_points(group=group)}
     ]
     if missing:
         return Finding("plugin", "fail", f"no entry {ENTRY} in {', '.join(missing)}", "install omni-fastshm again")
-    return Finding("plugin", "ok", f"entry {ENTRY} in {' and '.join(GROUPS)}")
+    return Finding("plugin", "ok", f"entry {ENTRY} in {' and '.join(needed)}")
 
 
 def _allow_list() -> list[Finding]:

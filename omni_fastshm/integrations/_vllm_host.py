@@ -7,13 +7,24 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._vllm_wire import Serializer
 
-__all__ = ["Host", "bindings", "factory", "find_host", "is_installed", "load_plugins"]
+__all__ = [
+    "FACTORY",
+    "Host",
+    "bindings",
+    "factory",
+    "find_host",
+    "is_installed",
+    "load_plugins",
+    "loads_plugins_itself",
+]
 
 _CONNECTORS = "vllm_omni.distributed.omni_connectors"
+FACTORY = f"{_CONNECTORS}.factory"
 
 
 class Host(NamedTuple):
@@ -38,6 +49,16 @@ def is_installed() -> bool:
         return importlib.util.find_spec("vllm_omni") is not None
     except (ImportError, ValueError):
         return False
+
+
+def loads_plugins_itself() -> bool:
+    """Has the installed vllm-omni plugins of its own, which it loads before it makes a connector? Imports nothing."""
+    if "vllm_omni" in sys.modules:
+        places = list(getattr(sys.modules["vllm_omni"], "__path__", ()))
+    else:
+        spec = importlib.util.find_spec("vllm_omni")
+        places = list((spec.submodule_search_locations if spec else None) or ())
+    return any((Path(place) / "plugins").is_dir() or (Path(place) / "plugins.py").is_file() for place in places)
 
 
 @functools.cache
@@ -67,7 +88,7 @@ def _serializer() -> Serializer:
 
 def factory() -> Any:
     """The host's OmniConnectorFactory."""
-    return importlib.import_module(f"{_CONNECTORS}.factory").OmniConnectorFactory
+    return importlib.import_module(FACTORY).OmniConnectorFactory
 
 
 def load_plugins() -> None:

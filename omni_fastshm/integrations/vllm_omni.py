@@ -101,17 +101,26 @@ def register() -> None:
     if not is_installed():
         return
     try:
-        known = factory()
-        names = known.list_registered_connectors()
-        for name, create in _CREATORS.items():
-            if name not in names:
-                known.register_connector(name, create)
-        if os.environ.get(REPLACE_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on"):
+        add_names(factory())
+        if is_wanted(os.environ.get(REPLACE_VARIABLE)):
             replace_default()
     except Exception as error:  # a plugin that raises would take the host's process with it
         logger.warning(
             "vllm-omni is installed, but omni-fastshm cannot be registered there: %s: %s", type(error).__name__, error
         )
+
+
+def add_names(known: Any) -> None:
+    """Enter our names into the host's factory, where they are not known yet."""
+    names = known.list_registered_connectors()
+    for name, create in _CREATORS.items():
+        if name not in names:
+            known.register_connector(name, create)
+
+
+def is_wanted(switch: str | None) -> bool:
+    """Does this value of ``OMNI_FASTSHM_REPLACE_DEFAULT`` turn it on?"""
+    return (switch or "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def replace_default() -> None:

@@ -1,5 +1,5 @@
 """Connectors under the contract of vllm-omni: our own class everywhere, and where vllm-omni is installed (`make
-test-vllm-omni`) the one that derives from its."""
+test-vllm-omni`) the one that derives from its: of the generation that is installed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ def _imported() -> None:
         gc.freeze()  # or every test would look at all of it, twice
 
 
-KINDS = ["own", "derived"] if is_installed() else ["own"]
+def kinds(*, keyed: bool) -> list[str]:
+    """Which classes of a generation there are to test."""
+    host = find_host()
+    return ["own", "derived"] if host is not None and host.keyed is keyed else ["own"]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=kinds(keyed=True))
 def host(request: pytest.FixtureRequest) -> Any:
     """What the class derives from; None for a class of our own."""
     return find_host() if request.param == "derived" else None
@@ -45,10 +48,16 @@ def make(connect: Callable[..., Any], host: Any) -> Callable[..., Any]:
     return lambda **config: connect(connector_class("FastSharedMemoryConnector", keyed=True, host=host), **config)
 
 
+@pytest.fixture(params=kinds(keyed=False))
+def told_host(request: pytest.FixtureRequest) -> Any:
+    """As `host`, of the generation of December 2025."""
+    return find_host() if request.param == "derived" else None
+
+
 @pytest.fixture
-def make_told(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes a connector of the generation of December 2025; that one is never installed here."""
-    return lambda **config: connect(connector_class("FastSharedMemoryConnector", keyed=False), **config)
+def make_told(connect: Callable[..., Any], told_host: Any) -> Callable[..., Any]:
+    """A function that makes a connector of the generation of December 2025."""
+    return lambda **config: connect(connector_class("FastSharedMemoryConnector", keyed=False, host=told_host), **config)
 
 
 @pytest.fixture
