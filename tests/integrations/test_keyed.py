@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from omni_fastshm import ConfigError
+from omni_fastshm import ConfigError, segments
 from omni_fastshm.integrations.vllm_omni import connector_class
 
 Make = Callable[..., Any]
@@ -188,6 +188,10 @@ def test_more_than_the_usual_segment_stays_unread(make: Make) -> None:
     for number in (5, 0, 3, 1, 4, 2):
         got = receiver.get("0", "1", f"k{number}")[0]
         assert (got["n"], bool((got["t"] == 1).all())) == (number, True)
+
+
+def test_what_is_unread_is_bounded_by_the_mount_alone(make: Make) -> None:
+    assert make()._last._connector.config["max_bytes"] == segments.mount_size()
 
 
 def test_one_reader_gets_it(make: Make, run_thread: Callable[..., Any]) -> None:
