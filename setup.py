@@ -27,7 +27,7 @@ LINK: list[str] = []
 if sanitizer := os.environ.get("OMNI_FASTSHM_SANITIZE"):
     FLAGS += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-g", "-O1"]
     LINK += [f"-fsanitize={sanitizer}"]
-PARTS = ["layout", "segment", "wait", "ring", "block", "keys", "directory"]
+PARTS = ["hash", "layout", "segment", "wait", "ring", "block", "keys", "directory"]
 # A core that dies on demand, for tests/process/test_fault_points.py.
 FAULTS = bool(os.environ.get("OMNI_FASTSHM_FAULTS"))
 if FAULTS:

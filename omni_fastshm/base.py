@@ -151,7 +151,7 @@ class OmniConnectorBase(ABC):
         found = []
         for item in items:
             request, metadata = item if isinstance(item, tuple) else (item, None)
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            left = max(deadline - time.monotonic(), 0.0) if wait_s and deadline is not None else wait_s
             found.append(self.get(from_stage, to_stage, request, metadata, timeout=left, copy=copy, device=device))
         return found
 

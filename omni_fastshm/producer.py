@@ -88,7 +88,7 @@ class Producer:
         self._namespace = namespace
         self.blocked_s = 0.0
         self._segments = 0
-        self._extra = False  # is there more than one segment of usual size?
+        self.extra = False  # is there more than one segment of usual size?
         self._trim_at = 0.0
         self.max_bytes = max_bytes if max_bytes is not None else _usual_limit(namespace)
         self._segment_bytes = segment_bytes
@@ -106,7 +106,7 @@ class Producer:
         self._torn_down = False
         # First come, first served among those who wait for room. Weak: whoever leaves by an exception that a signal
         # handler raised, at whatever instruction, must not stay at the head for ever.
-        self._queue: deque[weakref.ref[_Ticket]] = deque()
+        self.queue: deque[weakref.ref[_Ticket]] = deque()
         try:
             self.outbox = Outbox(
                 control, endpoint, slots, min(int(orphan_ttl_s * 1e9), 2**63), directory=directory.segment
@@ -137,12 +137,12 @@ class Producer:
         Raises:
             SegmentError: somebody else removed names of this producer (its `errno` is ENOENT): it is of no more use.
         """
-        if self._extra and time.monotonic() >= self._trim_at:
+        if self.extra and time.monotonic() >= self._trim_at:
             self.trim_idle()
         if self._segments > 1 and self.capacity + self._segment_bytes > self.max_bytes:
             with self._change():  # not the segment that another thread has just added for its own payload
                 self._reshape(size)
-        if not self._queue:
+        if not self.queue:
             room = self.outbox.reserve(size)
             if room is not None:
                 return room
@@ -159,7 +159,7 @@ class Producer:
     def _wait_for(self, size: int, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
         if not self.can_fit(size):
             return None  # no use in waiting
-        if not self._queue:
+        if not self.queue:
             made = self._find_room(size, attempt)
             if made is not None or timeout_s == 0:
                 return made
@@ -207,7 +207,7 @@ class Producer:
         ticket = _Ticket()
         start = time.monotonic()
         try:
-            self._queue.append(weakref.ref(ticket))
+            self.queue.append(weakref.ref(ticket))
             while not self.closed:
                 seen = self.outbox.announce()  # before the last look: a release after it rings the bell
                 made = self._find_room(size, attempt) if self._first() is ticket else None
@@ -220,19 +220,19 @@ class Producer:
             self._leave(ticket)
 
     def _first(self) -> _Ticket | None:
-        while self._queue:
-            ticket = self._queue[0]()
+        while self.queue:
+            ticket = self.queue[0]()
             if ticket is not None:
                 return ticket
             self._leave(None)
         return None
 
     def _leave(self, ticket: _Ticket | None) -> None:
-        for each in list(self._queue):
+        for each in list(self.queue):
             if each() in (None, ticket):
                 with contextlib.suppress(ValueError):  # another thread was faster
-                    self._queue.remove(each)
-        if self._queue:
+                    self.queue.remove(each)
+        if self.queue:
             self.outbox.wake()  # the next one's turn
 
     def _grow(self, size: int) -> bool:
@@ -359,7 +359,7 @@ class Producer:
             self._count_extra()
 
     def _count_extra(self) -> None:
-        self._extra = self._segments > 1 or self.capacity > self._segment_bytes
+        self.extra = self._segments > 1 or self.capacity > self._segment_bytes
 
     @property
     def idle(self) -> bool:

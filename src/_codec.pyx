@@ -1332,7 +1332,16 @@ cdef class Plan:
             sizes.append(<size_t> (end - run))
         return addresses, sizes, memory
 
-    def to_bytes(self):
+    def bytes_below(self, size_t limit):
+        """`to_bytes` of a payload of less than `limit` bytes of serialized size, None for any other."""
+        return self.to_bytes() if self.size < limit and not self.external else None
+
+    @property
+    def direct(self):
+        """Are all of its bytes in host memory, and none of them in loans?"""
+        return not (self.external or self.deferred)
+
+    cpdef bytes to_bytes(self):
         """The frame on its own memory.
 
         Returns:

@@ -9,12 +9,14 @@ garbage collector, and with it any code. All classes that hold leases are outsid
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from posix.unistd cimport close as posix_close, getpid
 
 from ofs cimport *
 
+import errno
 import os
 import threading
 import weakref
@@ -49,6 +51,52 @@ cdef int _same_process(long born, str what) except -1:
     if born != forks:
         raise ForkedConnector(f"{what} was inherited through fork: build a connector of its own in the child", op="fork")
     return 0
+
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object)
+    const void *PyUnicode_DATA(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
+
+
+cdef enum:
+    REMEMBERED = 512
+
+cdef list hashed = [None] * REMEMBERED  # request ids, each in the place that Python's own hash of it says
+cdef uint64_t[REMEMBERED][2] hashes
+
+
+def text_hash(str text not None, uint32_t size):
+    """BLAKE2b of a text in UTF-8, half a surrogate pair as if it were a character: `size` bytes, 1 to 64."""
+    cdef unsigned char[OFS_HASH_LIMIT] digest
+    cdef bytes data = text.encode("utf-8", "surrogatepass")
+    if not 0 < size <= OFS_HASH_LIMIT:
+        raise ValueError(f"a digest has 1 to {OFS_HASH_LIMIT} bytes, not {size}")
+    ofs_hash(<const char *>data, len(data), digest, size)
+    return (<const char *>digest)[:size]
+
+
+cdef const uint64_t *request_hash_of(str request) except NULL:
+    """Both halves of a request id's hash. Remembered, because readers poll the same ids over and over."""
+    cdef uint64_t *found
+    cdef size_t place = <size_t>hash(request) % REMEMBERED
+    cdef object known = hashed[place]
+    found = hashes[place]
+    if known is request or known == request:
+        return found
+    if PyUnicode_IS_COMPACT_ASCII(request):
+        ofs_hash(PyUnicode_DATA(request), PyUnicode_GET_LENGTH(request), found, 16)
+    else:
+        text = request.encode("utf-8", "surrogatepass")
+        ofs_hash(<const char *><bytes>text, len(text), found, 16)
+    hashed[place] = request
+    return found
+
+
+def request_hash(str request not None):
+    """Both halves of a request id's hash, 64 bits each."""
+    cdef const uint64_t *found = request_hash_of(request)
+    return found[0], found[1]
 
 
 def layout():
@@ -462,7 +510,7 @@ cdef class Outbox:
             found = self.segments[turn - 2]
         return self.control if found is None else <Segment>found
 
-    def reserve(self, uint64_t size):
+    cpdef Reservation reserve(self, uint64_t size):
         """Room for a frame of `size` bytes, or None when there is none now, or never will be (`lost`)."""
         cdef Reservation made = Reservation.__new__(Reservation)
         cdef uint32_t block, arena
@@ -487,13 +535,13 @@ cdef class Outbox:
         made.open = True
         return made
 
-    def publish(self, Reservation room not None, uint64_t edge, uint64_t high, uint64_t low, uint64_t total,
-                uint32_t takers, uint64_t stamp=0, tuple extents=()):
+    cpdef tuple publish(self, Reservation room, uint64_t edge, uint64_t high, uint64_t low, uint64_t total,
+                        uint32_t takers, uint64_t stamp=0, tuple extents=()):
         """Make the bytes written at `room` takable; ``(block, sequence)``. `extents` go with the payload."""
         cdef ofs_content content
         cdef uint32_t block = room.block
         cdef Place place
-        if not room.open:
+        if room is None or not room.open:
             raise ValueError("this reservation was published already")
         place = self.places[block]
         if extents:
@@ -513,6 +561,17 @@ cdef class Outbox:
             ofs_keys_insert(self.shared, &content.key, block)
         self.sequence += 1
         return block, self.sequence - 1
+
+    def send(self, plan not None, uint64_t frame_size, uint64_t edge, str request not None, uint64_t total,
+             uint64_t stamp=0):
+        """`reserve`, the plan's `pack_into` and `publish` in one, for a single taker; None when there is no room now."""
+        cdef Reservation room = self.reserve(frame_size)
+        cdef const uint64_t *key
+        if room is None:
+            return None
+        plan.pack_into(room.address)
+        key = request_hash_of(request)
+        return self.publish(room, edge, key[0], key[1], total, 1, stamp)
 
     def lend(self, uint64_t size):
         """An `Extent` of `size` bytes, or None when there is no room now, or never will be (`lost`)."""
@@ -907,7 +966,7 @@ cdef class Inbox:
         """Has this process a slot of its own? Otherwise `hold` under the lock `late`, and release before leaving it."""
         return self.slot != NO_SLOT
 
-    def hold(self, uint32_t block, uint64_t sequence):
+    cpdef Lease hold(self, uint32_t block, uint64_t sequence):
         """A `Lease` on that publication, or None when it has no take left."""
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint32_t slot
@@ -934,6 +993,41 @@ cdef class Inbox:
             raise MetadataError(f"block {block} points outside {lease.segment.name}", op="get",
                                 segment=lease.segment.name)
         return lease
+
+    cpdef object receive(self, uint32_t block, uint64_t sequence, uint64_t edge, str request, int64_t size, read):
+        """Hold that publication, rebuild its payload and use up a take, for whoever has a slot of his own.
+
+        Args:
+            block, sequence: which publication.
+            edge, request, size: what it must belong to, and its serialized size; negative where that is not known.
+            read: `Decoder.read`.
+
+        Returns:
+            ``(payload, size)``; None when no take is left; NotImplemented, with nothing used up, for all that is
+            unusual.
+        """
+        cdef Lease lease
+        cdef const uint64_t *key
+        if self.slot == NO_SLOT:
+            return NotImplemented
+        try:
+            lease = self.hold(block, sequence)
+            if lease is None:
+                return None
+            key = request_hash_of(request)
+            if ((size >= 0 and lease.content.total_size != <uint64_t>size) or lease.content.key.edge != edge
+                    or lease.content.key.request_high != key[0] or lease.content.key.request_low != key[1]):
+                return NotImplemented
+            try:
+                payload = read(lease, lease, None, not lease.content.flags & OFS_FLAG_SHARED)
+            except MetadataError:
+                lease.take()  # bytes that nobody can read must not wait for a taker for ever
+                raise
+            return (payload, lease.content.total_size) if ofs_block_take(self.shared, block) == OFS_OK else None
+        except SegmentError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None  # a segment of it went between the look and the hold
 
     def held(self):
         """``(block, sequence, seconds)`` of each block that leases of this process keep, and for how long they have."""
@@ -1037,19 +1131,35 @@ def find_newest(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low):
     Returns:
         ``(inbox, block, sequence, stamp, older)`` or None; `older` tells whether there are others, which it replaces.
     """
-    cdef ofs_key key = ofs_key(edge, high, low)
-    cdef ofs_found found, best
-    cdef Inbox inbox, holder = None
+    cdef ofs_found best
     cdef bint older = False
+    cdef Inbox holder = _newest(inboxes, ofs_key(edge, high, low), &best, &older)
+    return None if holder is None else (holder, best.index, best.sequence, best.stamp, older)
+
+
+cdef Inbox _newest(tuple inboxes, ofs_key key, ofs_found *best, bint *older):
+    cdef ofs_found found
+    cdef Inbox inbox, holder = None
     best.stamp = 0
     for inbox in inboxes:
         if ofs_keys_find(inbox.shared, &key, &found) != OFS_OK:
             continue
-        older = older or found.older or holder is not None
+        older[0] = older[0] or found.older or holder is not None
         if holder is None or found.stamp > best.stamp:
-            best = found
+            best[0] = found
             holder = inbox
-    return None if holder is None else (holder, best.index, best.sequence, best.stamp, older)
+    return holder
+
+
+def receive_newest(tuple inboxes not None, uint64_t edge, str request not None, read not None):
+    """`find_newest` and `Inbox.receive` in one; NotImplemented also where there are older ones to be cancelled."""
+    cdef ofs_found best
+    cdef bint older = False
+    cdef const uint64_t *key = request_hash_of(request)
+    cdef Inbox holder = _newest(inboxes, ofs_key(edge, key[0], key[1]), &best, &older)
+    if holder is None:
+        return None
+    return NotImplemented if older else holder.receive(best.index, best.sequence, edge, request, -1, read)
 
 
 @cython.final

@@ -162,3 +162,8 @@ cdef extern from "ofs_ring.h" nogil:
     int ofs_ring_give(ofs_ring *ring, uint32_t arena, uint64_t offset, uint64_t size)
     uint64_t ofs_ring_longest(const ofs_ring *ring)
     void ofs_ring_destroy(ofs_ring *ring)
+
+cdef extern from "ofs_hash.h" nogil:
+    enum:
+        OFS_HASH_LIMIT
+    void ofs_hash(const void *data, size_t size, void *digest, size_t digest_size)

@@ -17,7 +17,8 @@ SRC = ROOT / "src"
 LAYERS = [
     "errors",
     "settings _codec _place _meter",
-    "base keys _core _codec_dtypes observers _staging_runtime",
+    "base _core _codec_dtypes observers _staging_runtime",
+    "keys",
     "_codec_classes views placement _staging_cuda _staging_pins _staging_parked",
     "_staging_devices",
     "_codec_forms _codec_host",
@@ -68,7 +69,7 @@ FACE = "__init__"  # re-exports; at import it loads only these:
 FACE_IMPORTS = {"base", "errors"}
 
 INCLUDES = [
-    "ofs_status.h ofs_atomic.h ofs_fault.h",
+    "ofs_status.h ofs_atomic.h ofs_fault.h ofs_hash.h",
     "ofs_layout.h ofs_segment.h ofs_ring.h ofs_copy.h",
     "ofs_wait.h",
     "ofs_block.h",

@@ -10,7 +10,8 @@ A peer is a module of this folder with
     ``"both"``; `depth` is how many messages may be under way at once. The putting end is opened first. Whatever can
     be prepared once is prepared here, outside of the timing.
 ``put(end, data)``
-    sends; returns the note (any small picklable object) that the control plane carries to the other end.
+    sends; returns the note that the control plane carries to the other end: best as bytes, else plain data, whose
+    tuples arrive as lists (`bench/notes.py`).
 ``get(end, note)``
     returns the payload, ready for use. It stays valid until the caller drops it, and the caller drops it
     before `depth` more were put.

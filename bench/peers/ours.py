@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -14,12 +15,22 @@ FROM, TO = "thinker", "talker"
 Note = tuple[str, dict[str, Any]]
 
 
+# More than the hashes that the library remembers (`omni_fastshm.keys`), so that each message's id is new to it.
+IDS = 20_000
+
+
+@functools.cache
+def request_ids() -> tuple[str, ...]:
+    """What a user has at hand when he sends; the other peers send no ids at all."""
+    return tuple(f"chatcmpl-{number:012d}" for number in range(IDS))
+
+
 class End:
     """A connector and the request ids of its messages, the same on both ends."""
 
     def __init__(self, place: str, **settings: Any) -> None:
         self.connector = SharedMemoryConnector({"namespace": place, **settings})
-        self.requests = map("chatcmpl-{:012d}".format, itertools.count())
+        self.requests = itertools.cycle(request_ids())
 
     def close(self) -> None:
         self.connector.close()

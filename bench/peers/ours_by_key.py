@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from bench.peers.ours import FROM, TO, End
+from bench.peers.ours import FROM, TO, End, request_ids
 
 label = "omni_fastshm, get by key"
 differs = "The consumer waits in `get(timeout=…)`, by default spinning for 20 µs, then asleep; nothing is inline."
@@ -19,7 +20,7 @@ class Keyed(End):
 
     def __init__(self, place: str, **settings: Any) -> None:
         super().__init__(place, key_lookup=True, **settings)
-        self.wanted = map("chatcmpl-{:012d}".format, range(1 << 62))
+        self.wanted = itertools.cycle(request_ids())
 
 
 def open(place: str, side: str, load: str, depth: int) -> Keyed:

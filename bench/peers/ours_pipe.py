@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
+
+import msgspec
 
 from bench.peers import _fifo, ours
 
@@ -11,6 +12,9 @@ label = "omni_fastshm, metadata through a pipe"
 differs = "The reader sleeps in the kernel until the metadata comes."
 role = "ours"
 own_channel = True
+
+ENCODER = msgspec.msgpack.Encoder()
+DECODER = msgspec.msgpack.Decoder()
 
 
 class End(ours.End):
@@ -28,8 +32,8 @@ def open(place: str, side: str, load: str, depth: int) -> End:
 
 
 def put(end: End, data: Any) -> None:
-    end.fifo.connection.send_bytes(pickle.dumps(ours.put(end, data), 5))
+    end.fifo.connection.send_bytes(ENCODER.encode(ours.put(end, data)))
 
 
 def get(end: End, note: None) -> Any:
-    return ours.get(end, pickle.loads(end.fifo.connection.recv_bytes()))
+    return ours.get(end, DECODER.decode(end.fifo.connection.recv_bytes()))

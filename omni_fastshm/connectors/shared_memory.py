@@ -12,7 +12,18 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from omni_fastshm import _place, codec, janitor, segments
-from omni_fastshm._core import BELLS, Directory, Extent, Inbox, Lease, Outbox, Reservation, cancel_older, find_newest
+from omni_fastshm._core import (
+    BELLS,
+    Directory,
+    Extent,
+    Inbox,
+    Lease,
+    Outbox,
+    Reservation,
+    cancel_older,
+    find_newest,
+    receive_newest,
+)
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
 from omni_fastshm.arrivals import SLICE_NS, Arrivals
@@ -110,6 +121,8 @@ SETTINGS: dict[str, Setting] = {
 }
 
 _THREADS_FROM = 16 << 20  # below that, waking the threads takes what they win (docs/decisions/0009)
+_EVER = 2**63  # bytes
+_TIMES = (int, float)
 _NEW_NAMES = 3  # somebody who removes names one by one catches new ones as well; it ends at some time
 _SAY_AGAIN_S = 60.0  # so often at most a connector logs that payloads travel inline for one and the same reason
 _LOOKS = 100  # a get looks again while the bell rings, but not for ever: other payloads of its stage ring it as well
@@ -146,7 +159,6 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._staging = Staging(settings["pin"], settings["pin_bytes"])
         self._spin_ns = int(settings["busy_wait_us"] * 1000)
         self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
-        self._producer: Producer | None = None
         self._lost: list[Producer] = []  # whose names somebody else removed while payloads were in them
         self._directory: Directory | None = None
         self._arrivals: dict[int, Arrivals] = {}  # by receiving stage, for tasks that wait
@@ -165,10 +177,27 @@ class SharedMemoryConnector(OmniConnectorBase):
             types=self._types, allow_pickle=self._pickle, wire=self._wire, copy_below=settings["copy_below"]
         )
         self._copiers = Copiers(settings["copy_threads"]) if settings["copy_threads"] > 1 else None
+        plan = codec.plan
+        if self._wire != "exact" or self._pickle:
+            plan = functools.partial(codec.plan, wire=self._wire, allow_pickle=self._pickle)
+        self._path = _place.Path(
+            plan=plan,
+            read=self._decoder.read,
+            meter=self._meter,
+            threshold=self.threshold,
+            keyed=self._key_lookup,
+            inboxes=self._consumer.known,
+            host=segments.host_identity(),
+            edge=_edge,
+            name=request_name,
+            views=self._trace is None and not self._staging.pin_views,
+            alone=_EVER if self._copiers is None else _THREADS_FROM,
+        )
         janitor.sweep(self.namespace)
         if self._key_lookup:
             self._open_directory()
         self._stopped = False
+        self._path.open = True
         _open.add(self)
 
     def put(
@@ -181,6 +210,10 @@ class SharedMemoryConnector(OmniConnectorBase):
         consumers: int = 1,
         wait: bool = True,
     ) -> Any:
+        if wait is True and consumers == 1 and type(consumers) is int:
+            answer = self._path.put(self, from_stage, to_stage, request_id, data)
+            if answer is not NotImplemented:
+                return answer
         if self._stopped:
             self._refuse("put")
         edge = known_edge(from_stage, to_stage)
@@ -259,7 +292,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         begun: Begun | None = None,
     ) -> tuple[bool, int, Metadata | None]:
         began = _now()
-        answer: tuple[bool, int, Metadata | None] = (False, 0, None)
+        answer: tuple[bool, int, Metadata | None]
         try:
             if begun is not None:
                 plan = begun.ordered()
@@ -269,16 +302,28 @@ class SharedMemoryConnector(OmniConnectorBase):
             if size < self.threshold and not self._key_lookup and not plan.external:
                 answer = True, size, {"inline_bytes": plan.to_bytes(), "size": size}
             else:
-                metadata = self._put_shared(edge, request, plan, takers, claims, begun)
-                if metadata is not None:
-                    answer = True, size, metadata
-                elif self._fallback:
-                    answer = self._put_inline(data, plan)
+                answer = self._send(edge, request, data, plan, takers, claims, begun)
         except Exception:
             self._meter.failed("put", began, edge, request)
             raise
         self._meter.sent(began, edge, request, answer)
         return answer
+
+    def _send(
+        self,
+        edge: tuple[str, str],
+        request: str,
+        data: Any,
+        plan: codec.Plan,
+        takers: int,
+        claims: _Claims | None = None,
+        begun: Begun | None = None,
+    ) -> tuple[bool, int, Metadata | None]:
+        """Put what is not to travel inline."""
+        metadata = self._put_shared(edge, request, plan, takers, claims, begun)
+        if metadata is not None:
+            return True, plan.size, metadata
+        return self._put_inline(data, plan) if self._fallback else (False, 0, None)
 
     def _put_inline(self, data: Any, plan: codec.Plan) -> tuple[bool, int, Metadata]:
         """Send what found no room inside its metadata."""
@@ -338,9 +383,18 @@ class SharedMemoryConnector(OmniConnectorBase):
             () if claims is None else claims.hand_over(),
         )
         if self._key_lookup:
+            producer.directory.ring(stage_hash(edge[1]))
+        self._settle(producer, edge, request, block, sequence, stamp)
+        return _place.make(producer.name, plan.size, block, sequence, edge, request, segments.host_identity())
+
+    def _settle(
+        self, producer: Producer, edge: tuple[str, str], request: str, block: int, sequence: int, stamp: int
+    ) -> None:
+        """What follows once a payload is published and the bell rang: it replaces what was put under its key before."""
+        if self._key_lookup:
             # The new one is there, and the bell has rung, before any goes: a get whose walk through the table missed
             # the new one, and found the old one gone, sees that it rang and looks again.
-            producer.directory.ring(stage_hash(edge[1]))
+            edge_id, (high, low) = edge_hash(*edge), request_hash(request)
             producers = self._consumer.producers(producer.directory, self.namespace)
             cancel_older(producers, edge_id, high, low, stamp)
             newest = find_newest(producers, edge_id, high, low)
@@ -350,7 +404,6 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._stopped and producer.outbox.cancel(block, sequence):
             producer.outbox.discard_extents()
             self._refuse("put")  # closed meanwhile: nobody could reach it
-        return _place.make(producer.name, plan.size, block, sequence, edge, request, segments.host_identity())
 
     def _room_elsewhere(self, producer: Producer, plan: codec.Plan) -> tuple[Producer, Reservation | None]:
         """Room under new names, after somebody removed those of `producer`."""
@@ -454,6 +507,12 @@ class SharedMemoryConnector(OmniConnectorBase):
         copy: bool | None = None,
         device: Any = None,
     ) -> tuple[Any, int] | None:
+        everyday = metadata is not None and copy is None and device is None
+        if everyday and (timeout is None or (type(timeout) in _TIMES and timeout >= 0)):  # with metadata nothing waits
+            quick = self._path.get(self, from_stage, to_stage, request_id, metadata)
+            if quick is not NotImplemented:
+                found: tuple[Any, int] | None = quick
+                return found
         if self._stopped:
             self._refuse("get")
         edge = known_edge(from_stage, to_stage)
@@ -553,11 +612,19 @@ class SharedMemoryConnector(OmniConnectorBase):
             )
         stage = stage_hash(edge[1])
         edge_id, hashed = edge_hash(*edge), request_hash(request)
+        everyday = copy is None and device is None and self._path.views
         deadline, looks = None, 0
         while True:
             seen = directory.listen(stage)  # before the look: what arrives after it rings the bell
             looks += 1
-            place = self._consumer.find(directory, self.namespace, edge_id, hashed)
+            quick: Any = NotImplemented
+            if everyday:
+                producers = self._consumer.producers(directory, self.namespace)
+                quick = receive_newest(producers, edge_id, request, self._decoder.read)
+            found: tuple[Any, int] | None = None if quick is NotImplemented else quick
+            if found is not None:
+                return found
+            place = self._consumer.find(directory, self.namespace, edge_id, hashed) if quick is NotImplemented else None
             if place is not None:
                 inbox, block, sequence, stamp, older = place
                 if older:  # the put that replaces them is not done, or died: nobody gets them after this one
@@ -738,6 +805,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         with self._lock:
             if self._stopped:
                 return
+            self._path.open = False
             self._stopped = True  # first: what is told of a cancelled put may put again, and must be refused
             self._later.stop()
             if self._copiers is not None:
@@ -772,6 +840,15 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._lost = []
             _open.discard(self)
             tell_closed(self, self._meter, self._final)
+
+    @property
+    def _producer(self) -> Producer | None:
+        producer: Producer | None = self._path.producer
+        return producer
+
+    @_producer.setter
+    def _producer(self, producer: Producer | None) -> None:
+        self._path.producer = producer
 
     def _make_producer(self) -> Producer:
         with self._lock:
@@ -864,6 +941,12 @@ class SharedMemoryConnector(OmniConnectorBase):
         raise ConnectorClosed(f"{op} on a connector that is closed", op=op)
 
 
+def _edge(from_stage: StageId, to_stage: StageId) -> tuple[tuple[str, str], int, int]:
+    """An edge's names, its number, and the bell that its receiver listens to."""
+    names = known_edge(from_stage, to_stage)
+    return names, edge_hash(*names), stage_hash(names[1])
+
+
 def _check_lease(lease: Lease, edge: tuple[str, str], request: str, size: int | None) -> None:
     if not lease.belongs(edge_hash(*edge), *request_hash(request)):
         raise MetadataError(
@@ -904,6 +987,7 @@ class _Claims:
 
 def _disown(connector: SharedMemoryConnector) -> None:
     connector._forked = connector._stopped = True
+    connector._path.open = False
     for arrivals in connector._arrivals.values():
         arrivals.disown()
     connector._trace = None  # another thread may have held its lock

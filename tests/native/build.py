@@ -24,7 +24,7 @@ VARIANTS = {
 }
 HARNESSES = ("layout", "ring", "block", "keys", "wait", "copy", "directory", "orderings", "stress")
 CASES = [(h, v) for h in HARNESSES for v in ("plain", "asan", "tsan")] + [("model", "model")]
-CORE = ("layout", "segment", "wait", "ring", "block", "keys", "directory", "copy")
+CORE = ("hash", "layout", "segment", "wait", "ring", "block", "keys", "directory", "copy")
 ON_MODEL = ("layout", "wait", "block", "keys", "directory")
 
 

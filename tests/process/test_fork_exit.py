@@ -364,7 +364,7 @@ class TestSignals:
     def when_it_waits(self, connector: Any, pid: int) -> None:
         """Send a signal to the main thread as soon as its put stands in line."""
         end = time.monotonic() + 20
-        while not connector._producer._queue:
+        while not connector._producer.queue:
             assert time.monotonic() < end
         os.kill(pid, signal.SIGUSR1)
 

@@ -186,6 +186,27 @@ def test_a_put_whose_producer_another_thread_gave_up_takes_the_new_one(
         return real(self, size, timeout_s)
 
     monkeypatch.setattr(Producer, "room", room)
+    assert producer.put("a", "b", "1", values(), consumers=2)[0]  # the everyday way does not ask for room
+    assert producer._producer is not old
+
+
+def test_a_put_whose_producer_was_given_up_on_its_everyday_way_takes_the_new_one(make: Any) -> None:
+    producer = make(**SMALL)
+    producer.put("a", "b", "0", values())
+    producer.cleanup("0")
+    old = producer._producer
+    real = old.outbox
+
+    class Around:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def send(self, *args: Any) -> Any:
+            producer._give_up(old)  # as another thread does, between the look at `_producer` and this call
+            assert old.closed
+            return real.send(*args)
+
+    old.outbox = Around()
     assert producer.put("a", "b", "1", values())[0]
     assert producer._producer is not old
 

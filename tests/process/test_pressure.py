@@ -187,7 +187,7 @@ class TestLine:
         connector.cleanup("first")
         assert line.serve(WAITERS, make()) == list(range(WAITERS))
         line.end()
-        assert not connector._producer._queue
+        assert not connector._producer.queue
 
     def test_some_run_out_of_time_and_some_are_interrupted(self, make: Any) -> None:
         connector, line = self.full(make)
@@ -202,7 +202,7 @@ class TestLine:
         left = [n for n in range(WAITERS) if n % 4 > 1]
         assert line.serve(len(left), make()) == left
         line.end()
-        assert not connector._producer._queue
+        assert not connector._producer.queue
         assert connector.health()["live_blocks"] == 0
         assert connector.health()["refused"] == len(late)
 

@@ -9,6 +9,7 @@ import pytest
 from support.child import ChildError, Children
 
 from omni_fastshm import consumer
+from omni_fastshm.connectors import shared_memory
 from omni_fastshm.keys import stage_hash
 
 SETTINGS = {"key_lookup": True, "shm_threshold_bytes": 0, "segment_bytes": 1 << 20, "max_bytes": 4 << 20}
@@ -39,19 +40,39 @@ def test_a_look_that_missed_both_is_made_again(ends: tuple[Any, Any], monkeypatc
     assert len(looks) == 2
 
 
+def test_so_is_one_in_a_single_step(ends: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a reader that has a slot already, and finds and takes in one."""
+    producer, getter = ends
+    producer.put("a", "b", "k", 0)
+    assert getter.get("a", "b", "k")[0] == 0
+    producer.put("a", "b", "k", 1)
+    real, looks = shared_memory.receive_newest, []
+
+    def receive_newest(*args: Any) -> Any:
+        looks.append(1)
+        if len(looks) > 1:
+            return real(*args)
+        producer.put("a", "b", "k", 2)
+        return None
+
+    monkeypatch.setattr(shared_memory, "receive_newest", receive_newest)
+    assert getter.get("a", "b", "k")[0] == 2
+    assert len(looks) == 2
+
+
 def test_other_payloads_of_its_stage_do_not_keep_a_get_for_ever(
     ends: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer, getter = ends
     producer.put("a", "b", "other", 0)
-    real, looks = consumer.Consumer.find, []
+    real, looks = consumer.Consumer.producers, []
 
-    def find(self: Any, *args: Any) -> Any:
+    def producers(self: Any, *args: Any) -> Any:
         looks.append(1)
         producer._directory.ring(stage_hash("b"))
         return real(self, *args)
 
-    monkeypatch.setattr(consumer.Consumer, "find", find)
+    monkeypatch.setattr(consumer.Consumer, "producers", producers)
     assert getter.get("a", "b", "nothing") is None
     assert 1 < len(looks) <= 100
 

@@ -129,7 +129,7 @@ def queue(namespace: str, rounds: int, places: int, released: int) -> dict[str, 
         threads = [threading.Thread(target=put, args=(next(numbers),)) for _ in range(WAITERS)]
         for waiting, thread in enumerate(threads, 1):
             thread.start()
-            while len(connector._producer._queue) < waiting and thread.is_alive():  # type: ignore[union-attr]
+            while len(connector._producer.queue) < waiting and thread.is_alive():  # type: ignore[union-attr]
                 select.select([], [], [], 0.001)
         say(places, -1, None)  # all wait: now the reader may begin
         for thread in threads:

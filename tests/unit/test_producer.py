@@ -217,7 +217,7 @@ class TestQueue:
         large.result(20)
         small.result(20)
         assert served == [True, False]
-        assert not sender._queue
+        assert not sender.queue
 
     def test_a_late_put_does_not_overtake(self, make: Any, run_thread: Any) -> None:
         """A put that never had to wait must not take what one in the queue waits for."""
@@ -227,12 +227,12 @@ class TestQueue:
             put(connector, n, whole(n, step))
         sender = connector._producer
         ticket = producer._Ticket()
-        sender._queue.append(producer.weakref.ref(ticket))
+        sender.queue.append(producer.weakref.ref(ticket))
         connector.cleanup(0)
         assert not connector.put("a", "b", "late", whole(0, step))[0]
         del ticket
         assert connector.put("a", "b", "late", whole(0, step))[0]
-        assert not sender._queue
+        assert not sender.queue
 
     def test_no_waiting_still_means_waiting_for_a_segment_that_is_being_added(
         self, make: Any, run_thread: Any, monkeypatch: pytest.MonkeyPatch
@@ -330,7 +330,7 @@ class TestExceptions:
         """Room that becomes free goes to the next put, whose time would be over before it looked twice."""
         connector.cleanup(0)
         put(connector, 0, whole())
-        assert not connector._producer._queue
+        assert not connector._producer.queue
 
     def test_at_each_moment_of_a_put_that_waits(self, full: Any) -> None:
         gc.disable()  # what a collection calls is not what is counted here
@@ -634,7 +634,7 @@ def test_allocate_on_a_connector_that_closes_says_so(make: Any) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    while not sender._producer._queue:
+    while not sender._producer.queue:
         assert asking.is_alive()
     sender.close()
     asking.join(10)
