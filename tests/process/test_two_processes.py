@@ -172,7 +172,8 @@ class TestHandOver:
         producer, consumer = make(segment_bytes=MIB, max_bytes=8 * MIB), make()
         payload = {"a": payloads.array(70_000), "n": 1}
         before = 0
-        warm = 12_000  # more than there are request ids whose hashes the library remembers: until then it grows by these
+        # More than there are request ids whose hashes the library remembers: until then memory grows by these.
+        warm = 12_000
         for n in range(2 * warm):
             if n == warm:
                 before = resident()
