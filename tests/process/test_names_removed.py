@@ -121,7 +121,7 @@ def test_a_new_process_reaches_what_is_put_after_everything_was_removed(
 
 
 def test_putting_threads_all_move_on(make: Any, shm_names: Callable[[], list[str]], run_thread: Any) -> None:
-    # One segment: what the consumer has mapped is all there is, and no payload is lost with a name it does not know yet.
+    # One segment: what the consumer has mapped is all there is. No payload is lost with a name it does not know yet.
     one = {**SMALL, "max_bytes": SMALL["segment_bytes"]}
     producer, consumer = make(**one, put_timeout_s=60), make(**SMALL)
     consumer.get("a", "b", "0", producer.put("a", "b", "0", values())[2])  # it has the old memory mapped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,10 +31,23 @@ def require_mooncake() -> None:
         pytest.skip(reason, allow_module_level=True)
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that stays free until it is used: below those that the kernel gives to whoever connects somewhere.
+
+    Of these, a client that tries again and again to reach a master that is not there may get the very one: then it is
+    connected to itself, and the master cannot listen there any more.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(min(20_000, end - 1_000), end), 900):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
+    raise RuntimeError("no port is free")
 
 
 class Master:
