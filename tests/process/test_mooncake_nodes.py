@@ -61,7 +61,7 @@ class TestTwoNodes:
         try:
             # The second node's address is found by itself: it is the one that leads to the master.
             near = mooncake_child.start(children, master, command=inside(nodes[0]))
-            far = mooncake_child.start(children, master, command=inside(nodes[1]), host=None, get_timeout_s=1)
+            far = mooncake_child.start(children, master, command=inside(nodes[1]), host=None, get_timeout_s=3)
             assert far.run("result = c.health()['host']") == "10.201.0.2"
             there = near.run(PUT, rid="there")
             assert far.run(GET, rid="there", metadata=there)[0] is True
@@ -73,9 +73,9 @@ class TestTwoNodes:
             small = far.run("result = c.put('0', '1', 'small', {'a': np.arange(10)}, consumers=2)")[2]
             assert "inline_bytes" in small, "what is small needs no wire"
             ip("-n", nodes[0], "link", "set", "vA", "down")
-            answer, took = far.run(GET, rid="cut", metadata=cut, timeout=40)
+            answer, took = far.run(GET, rid="cut", metadata=cut, timeout=80)
             assert answer is None
-            assert took < 12
+            assert took < 25, "it waited much longer than get_timeout_s: the store's own limit is 30 s"
             assert far.run("result = c.health()['errors']") >= 1
             ip("-n", nodes[0], "link", "set", "vA", "up")
             deadline = time.monotonic() + 20
