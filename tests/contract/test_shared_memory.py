@@ -12,7 +12,7 @@ class SharedMemory(Profile):
     base_settings: ClassVar[dict[str, Any]] = {"segment_bytes": 1 << 20, "max_bytes": 16 << 20}
 
     def puts_that_wait(self, connector: Any) -> int:
-        return len(connector._producer._queue)
+        return len(connector._producer.queue)
 
 
 globals().update(suite(SharedMemory, TOPICS))

@@ -93,7 +93,7 @@ class TestHandOver:
         _, _, metadata = producer.put("a", "b", "1", payloads.array(3 * MIB))
         there.run("view = c.get('a', 'b', '1', md)", md=metadata)
         waiting = run_thread(lambda: (producer.put("a", "b", "2", payloads.array(3 * MIB, 2)), time.monotonic()))
-        until(lambda: producer._producer._queue)
+        until(lambda: producer._producer.queue)
         with pytest.raises(TimeoutError):
             waiting.result(0.3)  # not to synchronise: it shall be asleep, and not in its first microseconds
         released = there.run("import time; t = time.monotonic(); del view; result = t")
