@@ -1,7 +1,8 @@
-"""Puts that found no room: counted by reason, and not each of them said, for whoever cannot put tries again at once."""
+"""Puts that found no room: counted by reason, and not each a warning, for whoever cannot put tries again at once."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -39,11 +40,11 @@ class Refusals:
             return dict(self._counts)
 
     def count(self, reason: str) -> None:
-        """One more, of which nobody is told by the log."""
+        """One more, which the log has no line for."""
         with self._lock:
             self._counts[reason] = self._counts.get(reason, 0) + 1
 
-    def note(self, reason: str, *where: str) -> str | None:
+    def note(self, reason: str, *where: str) -> tuple[int, str]:
         """One more.
 
         Args:
@@ -51,7 +52,8 @@ class Refusals:
             where: what is told apart beside the reason, such as the edge.
 
         Returns:
-            What a line of the log has to add about those that were not said; None where this one is not to be said.
+            The level to log it at, which is DEBUG where the same was said a moment ago, and what the line has to add
+            about those that were not said.
         """
         with self._lock:
             self.count(reason)
@@ -62,6 +64,6 @@ class Refusals:
             again, silent = self._said.get(key, (now, 0))
             if now < again:
                 self._said[key] = again, silent + 1
-                return None
+                return logging.DEBUG, ""
             self._said[key] = now + self.every_s, 0
-        return f" ({silent} more since the last such line)" if silent else ""
+        return logging.WARNING, f" ({silent} more since the last such line)" if silent else ""

@@ -237,11 +237,10 @@ class InProcessConnector(OmniConnectorBase):
     def _refuse(self, entry: Entry, reason: str, why: str) -> Answer:
         with self._space.changed:
             self._counters.refused += 1
-        more = self._no_room.note(reason, *entry.key[:2])
-        if more is None:
-            return False, 0, None
+        level, more = self._no_room.note(reason, *entry.key[:2])
         limit = self._max_bytes or 0
-        _log.warning(
+        _log.log(
+            level,
             "put of %s refused, %s: %d bytes wanted, %d of %d (max_bytes) free%s",
             _title(entry.key),
             why,

@@ -160,10 +160,9 @@ class MooncakeConnector(OmniConnectorBase):
                 f"waited {self._sender.timeout_s:g} s: takers are slow, or other nodes fill the store; raise "
                 "`segment` or put_timeout_s, or send less at a time"
             )
-        more = self._no_room.note(reason, *item.edge)
-        if more is None:
-            return
-        logger.warning(
+        level, more = self._no_room.note(reason, *item.edge)
+        logger.log(
+            level,
             "put refused: request %r on %s->%s wants %d bytes, %d free (max_bytes %s, used %d, segment %d, master %s); "
             "%s%s",
             item.request,

@@ -422,26 +422,25 @@ class SharedMemoryConnector(OmniConnectorBase):
         )
 
     def _count_refusal(self, edge: tuple[str, str], request: str, size: int, reason: str, message: str) -> None:
-        """Count a payload that found no room; log it where the edge, or with a fallback the connector, has not had one
-        for this reason for a while."""
+        """Count and log a payload that found no room; it is a warning where the edge, or with a fallback the connector,
+        has not had one for this reason for a while."""
+        fields = log_fields(edge, request, size)
         if not self._fallback:
             self._refused += 1
-            more = self._no_room.note(reason, *edge)
-            if more is not None:
-                fields = log_fields(edge, request, size)
-                logger.warning("put refused: request %r on %s->%s: %s%s", request, *edge, message, more, extra=fields)
+            level, more = self._no_room.note(reason, *edge)
+            logger.log(level, "put refused: request %r on %s->%s: %s%s", request, *edge, message, more, extra=fields)
             return
         self._fallbacks += 1
-        if self._no_room.note(reason) is not None:
-            logger.warning(
-                "put sends inline: request %r on %s->%s: %s. %d payloads so far; said at most once in %g s",
-                request,
-                *edge,
-                message,
-                self._fallbacks,
-                _SAY_AGAIN_S,
-                extra=log_fields(edge, request, size),
-            )
+        logger.log(
+            self._no_room.note(reason)[0],
+            "put sends inline: request %r on %s->%s: %s. %d payloads so far; a warning at most once in %g s",
+            request,
+            *edge,
+            message,
+            self._fallbacks,
+            _SAY_AGAIN_S,
+            extra=fields,
+        )
 
     def _why_no_room(self, producer: Producer, wanted: int) -> tuple[str, str]:
         """The reason in a word, and what to log."""

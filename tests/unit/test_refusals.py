@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from logging import DEBUG, WARNING
 
 import pytest
 
 from omni_fastshm.connectors import _refusals
 from omni_fastshm.connectors._refusals import Refusals
+
+SAID, SILENT = (WARNING, ""), (DEBUG, "")
 
 
 class Clock:
@@ -26,23 +29,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_first_then_one_in_a_while_with_the_number(clock: Clock) -> None:
     refusals = Refusals(5.0)
-    assert [refusals.note("full", "a", "b") for _ in range(3)] == ["", None, None]
+    assert [refusals.note("full", "a", "b") for _ in range(3)] == [SAID, SILENT, SILENT]
     clock.now = 4.9
-    assert refusals.note("full", "a", "b") is None
+    assert refusals.note("full", "a", "b") == SILENT
     clock.now = 5.0
-    assert refusals.note("full", "a", "b") == " (3 more since the last such line)"
-    assert refusals.note("full", "a", "b") is None
+    assert refusals.note("full", "a", "b") == (WARNING, " (3 more since the last such line)")
+    assert refusals.note("full", "a", "b") == SILENT
     clock.now = 10.0
-    assert refusals.note("full", "a", "b") == " (1 more since the last such line)"
+    assert refusals.note("full", "a", "b") == (WARNING, " (1 more since the last such line)")
     clock.now = 15.0
-    assert refusals.note("full", "a", "b") == ""
+    assert refusals.note("full", "a", "b") == SAID
     assert refusals.by_reason == {"full": 8}
 
 
 def test_other_edges_and_other_reasons_are_said(clock: Clock) -> None:
     refusals = Refusals()
     told = [refusals.note(*what) for what in (("full", "a", "b"), ("full", "a", "c"), ("too_large", "a", "b"))]
-    assert told == ["", "", ""]
+    assert told == [SAID, SAID, SAID]
     refusals.count("full")
     assert refusals.by_reason == {"full": 3, "too_large": 1}
 
@@ -50,7 +53,7 @@ def test_other_edges_and_other_reasons_are_said(clock: Clock) -> None:
 def test_of_very_many_edges_some_share_a_line(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_refusals, "_MOST", 3)
     refusals = Refusals()
-    assert [refusals.note("full", "a", str(n)) for n in range(6)] == ["", "", "", "", None, None]
+    assert [refusals.note("full", "a", str(n)) for n in range(6)] == [SAID] * 4 + [SILENT] * 2
     assert len(refusals._said) <= 4
     assert refusals.by_reason == {"full": 6}
 
