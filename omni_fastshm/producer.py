@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _LIVENESS_NS = 50_000_000  # a put that waits for room looks this often whether the readers still live
 _LINGER_NS = 5_000_000  # takes ring no bell, so closing looks this often whether all is taken
-_FIRST = 1 << 20  # so many bytes of a segment, or what the first payload needs, have memory before it is used
+_FIRST = 4 << 20  # so many bytes of a segment, or what the first payload needs, have memory before it is used
 _STEP = 4 << 20  # and so many more are added at a time
 _MANY = 16  # segments hold whole payloads when fewer than this would fit, so that no large rest is wasted
 
