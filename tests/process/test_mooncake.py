@@ -253,8 +253,9 @@ class TestRoom:
         sent = producer.run("result = [c.put('0', '1', n, payload(n, 2 << 20)) for n in range(10)]")
         kept = [n for n, (ok, _, _) in enumerate(sent) if ok]
         assert 6 <= len(kept) < 10
+        assert producer.run("result = c.health()['no_room']") == {"too_large": 1, "full": 10 - len(kept)}
         refusals = producer.run("result = lines")
-        assert len(refusals) == 1 + 10 - len(kept)
+        assert len(refusals) == 2, "the first of each reason"
         assert all("'never'" in line or str(2 * MIB)[:4] in line for line in refusals)
         for n in kept[:3]:
             assert get(consumer, sent[n][2], n, rid=str(n), nbytes=2 * MIB)

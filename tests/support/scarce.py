@@ -15,10 +15,13 @@ lines: list[str] = []
 
 class _Keep(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        lines.append(record.getMessage())
+        message = record.getMessage()
+        if record.levelno > logging.DEBUG or message.startswith("put refused"):  # which is DEBUG when it is said again
+            lines.append(message)
 
 
 logging.getLogger().addHandler(_Keep())
+logging.getLogger("omni_fastshm").setLevel(logging.DEBUG)
 
 
 def mounted(options: str) -> tuple[str, ...]:
