@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ class Closing(Topic):
     def test_it_wakes_a_waiting_get(self, timeout: float | None, run_thread: Any) -> None:
         consumer = self.keyed()
         waiting = run_thread(consumer.get, "a", "b", "r", timeout=timeout)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.1)
         consumer.close()
         error = waiting.exception(10)
@@ -175,7 +176,7 @@ class Closing(Topic):
         producer = self.make(segment_bytes=4 << 20, max_bytes=4 << 20, put_timeout_s=30)
         producer.put("a", "b", "first", payloads.array(3 << 20))
         waiting = run_thread(producer.put, "a", "b", "r", payloads.array(3 << 20))
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.2)
         producer.close()
         error = waiting.exception(10)
@@ -226,7 +227,7 @@ class Closing(Topic):
         for _ in range(5):
             connector = self.make()
             workers = [run_thread(work, connector, me) for me in range(4)]
-            with pytest.raises(TimeoutError):
+            with pytest.raises(NotYet):
                 workers[0].result(0.1)
             connector.close()
             assert [worker.result(30) for worker in workers] == ["closed"] * 4
@@ -247,7 +248,7 @@ class Linger(Topic):
         consumer = self.make()
         _, _, metadata = producer.put("a", "b", "r", payloads.array(100_000))
         closing = run_thread(producer.close)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             closing.result(0.2)
         view = consumer.get("a", "b", "r", metadata)[0]
         closing.result(10)

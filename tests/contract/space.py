@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ class Full(Topic):
         view = consumer.get("a", "b", "first", metadata)
         waiting = run_thread(producer.put, "a", "b", "r", payloads.array(3 * MIB, 1))
         until(lambda: self.puts_that_wait(producer) == 1)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.3)
 
         del view
@@ -108,7 +109,7 @@ class Full(Topic):
         producer, consumer = self.pair(segment_bytes=4 * MIB, max_bytes=4 * MIB, put_timeout_s=20)
         producer.put("a", "b", "first", payloads.array(3 * MIB))
         waiting = run_thread(producer.put, "a", "b", "r", payloads.array(3 * MIB))
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.2)
         consumer.cleanup("first")
         assert waiting.result(10)[0]

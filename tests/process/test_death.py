@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ class TestDeath:
         child = children.with_connector()
         child.run("view = c.get('a', 'b', '1', md)", md=metadata)
         waiting = run_thread(producer.put, "a", "b", "2", payloads.array(3 * MIB))
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.3)
         child.kill()
         assert waiting.result(10)[0], "nobody rings when a holder dies: the waiting producer has to look"

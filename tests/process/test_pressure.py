@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -377,7 +378,7 @@ class TestClocks:
         assert 0.9 <= time.monotonic() - start < 20
 
         waiting = run_thread(consumer.get, "a", "b", "r", timeout=30)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.2)
         make(key_lookup=True, namespace=namespace).put("a", "b", "r", 5)
         assert waiting.result(20)[0] == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class TestHandOver:
         there.run("view = c.get('a', 'b', '1', md)", md=metadata)
         waiting = run_thread(lambda: (producer.put("a", "b", "2", payloads.array(3 * MIB, 2)), time.monotonic()))
         until(lambda: producer._producer.queue)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYet):
             waiting.result(0.3)  # not to synchronise: it shall be asleep, and not in its first microseconds
         released = there.run("import time; t = time.monotonic(); del view; result = t")
         (ok, _, _), woken = waiting.result(20)
