@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import gc
 import threading
 import warnings
+import weakref
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -186,6 +188,17 @@ def test_without_page_locking_the_helper_thread_is_kept_by_the_copies(make: Any,
         assert equal(consumer.get("a", "b", n, future.result(20)[2])[0], BIG)
 
 
+def _keeps_what_it_cannot_export() -> bool:
+    """As torch 2.4 does: it never lets go of a tensor on a device that DLPack has no number for, as the double's."""
+    tensor = torch.empty(1, device="meta")
+    alive = weakref.ref(tensor)
+    with contextlib.suppress(Exception):
+        torch.utils.dlpack.to_dlpack(tensor)
+    del tensor
+    return alive() is not None
+
+
+@pytest.mark.skipif(_keeps_what_it_cannot_export(), reason="this torch keeps each tensor that it cannot export")
 def test_the_sender_may_drop_its_tensors(make: Any, fake: FakeDevices) -> None:
     producer, consumer = make(), make()
     producer.put("a", "b", "first", BIG)
