@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from omni_fastshm.settings import check_timeout
+from omni_fastshm.errors import ConfigError
+from omni_fastshm.settings import check_timeout, describe
 
 __all__ = ["Metadata", "OmniConnectorBase", "StageId"]
 
@@ -19,6 +20,15 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between looks of an `aget` 
 StageId = str | int
 _Self = TypeVar("_Self", bound="OmniConnectorBase")
 Metadata = dict[str, Any]
+
+
+def _pair(item: Any) -> tuple[StageId, Any]:
+    # Text of two characters would come apart as well, and send what nobody meant.
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ConfigError(
+            f"put_many takes pairs (request id, payload), or a dict of them; one item is {describe(item)}"
+        )
+    return item[0], item[1]
 
 
 class OmniConnectorBase(ABC):
@@ -100,14 +110,19 @@ class OmniConnectorBase(ABC):
         """
 
     def put_many(
-        self, from_stage: StageId, to_stage: StageId, items: Iterable[tuple[StageId, Any]], *, consumers: int = 1
+        self,
+        from_stage: StageId,
+        to_stage: StageId,
+        items: Iterable[tuple[StageId, Any]] | Mapping[StageId, Any],
+        *,
+        consumers: int = 1,
     ) -> list[tuple[bool, int, Metadata | None]]:
         """Send several payloads on one edge, in this order.
 
         Args:
             from_stage: the sending stage.
             to_stage: the receiving stage.
-            items: pairs of a request id and its payload.
+            items: pairs of a request id and its payload, or a dict of them.
             consumers: how many times each can be taken, 1 to 255.
 
         Returns:
@@ -117,13 +132,14 @@ class OmniConnectorBase(ABC):
             CodecError, ConfigError, ConnectorClosed: as `put`, at the first item it happens to; those before it have
                 been sent, and what was returned for them is lost, but by key they can be got.
         """
-        return [self.put(from_stage, to_stage, request, data, consumers=consumers) for request, data in items]
+        pairs = items.items() if isinstance(items, Mapping) else map(_pair, items)
+        return [self.put(from_stage, to_stage, request, data, consumers=consumers) for request, data in pairs]
 
     def get_many(
         self,
         from_stage: StageId,
         to_stage: StageId,
-        items: Iterable[StageId | tuple[StageId, Metadata | None]],
+        items: Iterable[StageId | tuple[StageId, Metadata | None]] | Mapping[StageId, Metadata | None],
         *,
         timeout: float | None = 0,
         copy: bool | None = None,
@@ -134,7 +150,7 @@ class OmniConnectorBase(ABC):
         Args:
             from_stage: the sending stage.
             to_stage: the receiving stage.
-            items: request ids, or pairs of a request id and the metadata that `put` returned for it.
+            items: request ids, or pairs of a request id and the metadata that `put` returned for it, or a dict of them.
             timeout: seconds to wait for all of them together; 0 does not wait, None waits for ever.
             copy: as for `get`.
             device: as for `get`.
@@ -149,7 +165,7 @@ class OmniConnectorBase(ABC):
         wait_s = check_timeout(timeout)
         deadline = None if wait_s is None else time.monotonic() + wait_s
         found = []
-        for item in items:
+        for item in items.items() if isinstance(items, Mapping) else items:
             request, metadata = item if isinstance(item, tuple) else (item, None)
             left = max(deadline - time.monotonic(), 0.0) if wait_s and deadline is not None else wait_s
             found.append(self.get(from_stage, to_stage, request, metadata, timeout=left, copy=copy, device=device))

@@ -21,6 +21,7 @@ Edge = tuple[str, str]
 _TOP_KEYS = ("stage_args", "stages", "runtime", "connectors", "edges", "base_config", "run")
 _STAGE_KEYS = ("stage_id", "name", "fn", "fn_args", "input_connectors", "output_connectors", "engine_input_source")
 _RUNTIME_KEYS = ("connectors", "edges")
+_CONNECTOR_KEYS = frozenset({"connector", "connectors", "name", "extra"})  # which an edge has not, in any schema
 # Hosts add what they like beside our keys: what looks very much like one of ours is refused; what looks a little like
 # one is a warning at the top, and nothing in a stage, where hosts have `input_sources`.
 _MISSPELT = 0.87
@@ -361,6 +362,9 @@ class Checker:
             ends = [self._end(value, key, here) for key in ("from", "to")]
             if ends[0] is None or ends[1] is None:
                 continue
+            for key in _CONNECTOR_KEYS.intersection(value):
+                text = f"is not read here: write input_connectors: {{from_stage_{ends[0]}: …}} at stage {ends[1]}"
+                self._problem(here.key(key, value), f"{text}, with the connector's name or definition")
             edge = (self._id(ends[0]), self._id(ends[1]))
             if edge in listed:
                 self._warn(here, f"the edge {edge[0]} -> {edge[1]} is listed already: {listed[edge]}")

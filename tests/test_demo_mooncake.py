@@ -181,6 +181,8 @@ def test_what_cannot_be_listened_on(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = run(*UP, "--http-port", taken.getsockname()[1], "--port", free_port(), folder=tmp_path)
-    assert done.returncode == 1
-    assert "the master does not start on 127.0.0.1" in done.stderr
+        port = taken.getsockname()[1]
+        for option, other in (("--http-port", "--port"), ("--port", "--http-port")):
+            done = run(*UP, option, port, other, free_port(), "--", "true", folder=tmp_path)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert f"port {port} of 127.0.0.1 is in use" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -116,7 +117,7 @@ def _start(arguments: argparse.Namespace, said: Any) -> tuple[subprocess.Popen[b
     host = arguments.host
     # Between choosing a free port and using it somebody else may take it; given ports get one try.
     for attempt in range(5):
-        port, http = (given or _free_port(host) for given in (arguments.port, arguments.http_port))
+        port, http = (_port_on(host, given) for given in (arguments.port, arguments.http_port))
         master = subprocess.Popen(
             [
                 program,
@@ -156,13 +157,20 @@ def _program() -> str:
     return found
 
 
-def _free_port(host: str) -> int:
+def _port_on(host: str, given: int) -> int:
+    """That port, or a free one for 0. A master that cannot have its port may live on for a moment, and look healthy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
-            probe.bind((host.strip("[]"), 0))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only who listens is in the way
+            probe.bind((host.strip("[]"), given))
             return int(probe.getsockname()[1])
     except OSError as error:
+        if given and error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"mooncake up: port {given} of {host} is in use, perhaps by another master: leave the option out for a "
+                "free one, or stop the other program"
+            ) from None
         raise ConfigError(f"mooncake up: cannot listen on {host!r}: {error.strerror or error}") from None
 
 

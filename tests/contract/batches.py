@@ -31,6 +31,19 @@ class Batches(Topic):
             assert payloads.same(got[0], data)
             assert got[1] == answer[1]
 
+    def test_a_dict_of_them(self) -> None:
+        producer, consumer = self.pair()
+        answers = producer.put_many("a", "b", {"r1": 1, "r2": 2})
+        places = {name: answer[2] for name, answer in zip(("r1", "r2"), answers, strict=True)}
+        assert [found[0] for found in consumer.get_many("a", "b", places)] == [1, 2]
+
+    @pytest.mark.parametrize("item", ["r1", 7, ("r1",), ("r1", 1, 2)])
+    def test_what_is_no_pair_is_refused(self, item: Any) -> None:
+        producer, consumer = self.keyed(), self.keyed()
+        with pytest.raises(ConfigError, match=r"put_many takes pairs \(request id, payload\)"):
+            producer.put_many("a", "b", [item])
+        assert consumer.get_many("a", "b", ["r", "r1"]) == [None, None]
+
     def test_by_key_each_that_is_there(self) -> None:
         producer, consumer = self.keyed(), self.keyed()
         producer.put_many("a", "b", [("0", 0), ("2", 2)], consumers=2)

@@ -226,6 +226,15 @@ def test_sources_are_whole_stages(source: Any, edges: list[Any]) -> None:
     assert list(load_omni_transfer_config({"stages": stages}).edges) == edges
 
 
+@pytest.mark.parametrize("key", ["connector", "connectors", "extra", "name"])
+def test_an_edge_that_wants_to_say_its_connector_is_told_where(key: str) -> None:
+    stages = [{"stage_id": 0}, {"stage_id": 1}]
+    with pytest.raises(
+        ConfigError, match=rf"edges\[0\]\.{key}: is not read here: write input_connectors: {{from_stage_0:"
+    ):
+        load_omni_transfer_config({"stages": stages, "edges": [{"from": 0, "to": 1, key: "shm"}]})
+
+
 def test_text_and_number_are_the_same_stage() -> None:
     config = load_omni_transfer_config(
         {"stages": [{"stage_id": "0"}, {"stage_id": 1}], "edges": [{"from": 0, "to": "1"}]}
