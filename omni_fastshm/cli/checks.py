@@ -82,7 +82,7 @@ def _memlock_limit() -> Finding:
     if soft == resource.RLIM_INFINITY:
         return Finding("memlock limit", "ok", "unlimited")
     top = "unlimited" if hard == resource.RLIM_INFINITY else human_bytes(hard)
-    text = f"{human_bytes(soft)} (can be raised to {top})"
+    text = human_bytes(soft) + ("" if hard == soft else f" (can be raised to {top})")
     # CUDA's driver does not ask for it; RDMA does.
     advice = "for RDMA: ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit"
     return Finding("memlock limit", "ok" if soft >= _MODEST_LOCK else "warn", text, advice)
