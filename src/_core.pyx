@@ -539,10 +539,11 @@ cdef class Outbox:
                         uint32_t takers, uint64_t stamp=0, tuple extents=()):
         """Make the bytes written at `room` takable; ``(block, sequence)``. `extents` go with the payload."""
         cdef ofs_content content
-        cdef uint32_t block = room.block
+        cdef uint32_t block
         cdef Place place
         if room is None or not room.open:
             raise ValueError("this reservation was published already")
+        block = room.block
         place = self.places[block]
         if extents:
             self.extents[block] = extents

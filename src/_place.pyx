@@ -238,12 +238,14 @@ cdef class Path:
         return found
 
     cdef object take(self, Edge edge, str request, dict metadata):
-        cdef PyObject *frame = PyDict_GetItem(metadata, "inline_bytes")
+        cdef PyObject *found = PyDict_GetItem(metadata, "inline_bytes")
         cdef Place place
-        if frame != NULL:
-            if type(<object>frame) is not bytes or whole(metadata, "size") != PyBytes_GET_SIZE(<object>frame):
+        cdef bytes frame
+        if found != NULL:
+            if type(<object>found) is not bytes or whole(metadata, "size") != PyBytes_GET_SIZE(<object>found):
                 return NotImplemented
-            return self.rebuild(<object>frame), PyBytes_GET_SIZE(<object>frame)
+            frame = <bytes>found  # held: while it is read, other threads may take it out of the dict
+            return self.rebuild(frame), PyBytes_GET_SIZE(frame)
         name = read_place(metadata, edge.names, request, self.host, &place) if self.views else None
         inbox = None if name is None else self.inboxes.get(name)
         if inbox is None:

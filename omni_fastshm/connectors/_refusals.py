@@ -36,8 +36,8 @@ class Refusals:
     @property
     def by_reason(self) -> dict[str, int]:
         """How many, for each reason there was."""
-        with self._lock:
-            return dict(self._counts)
+        # Without the lock: a forked child may ask while a thread that it does not have holds it. A copy is one step.
+        return self._counts.copy()
 
     def count(self, reason: str) -> None:
         """One more, which the log has no line for."""

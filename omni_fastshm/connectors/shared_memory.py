@@ -210,7 +210,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         consumers: int = 1,
         wait: bool = True,
     ) -> Any:
-        if wait is True and consumers == 1 and type(consumers) is int:
+        if wait is True and type(consumers) is int and consumers == 1:
             answer = self._path.put(self, from_stage, to_stage, request_id, data)
             if answer is not NotImplemented:
                 return answer

@@ -41,25 +41,42 @@ def platform() -> None:
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Lets the import of the host's factory go its way, once, and enters our names after it."""
+    """Lets the import of the host's factory go its way, and enters our names after it."""
+
+    _looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != FACTORY:
+        if fullname != FACTORY or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def load_and_enter(module: ModuleType) -> None:
-            load(module)
-            _enter(module)
-
-        spec.loader.exec_module = load_and_enter  # type: ignore[method-assign]
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Entering(spec.loader)
         return spec
+
+
+class _Entering(importlib.abc.Loader):
+    """Another loader, which is not changed, for it may have other modules to load; and our names after it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _enter(module)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Watcher)]
 
 
 def _enter(module: ModuleType) -> None:

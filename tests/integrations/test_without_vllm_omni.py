@@ -75,6 +75,9 @@ class OmniSerializer:
     serialize = deserialize = staticmethod(lambda x: x)
 """,
     "distributed/omni_connectors/factory.py": """
+import os
+if os.environ.pop("FAILS_ONCE", ""):
+    raise ImportError("not yet")
 class OmniConnectorFactory:
     _registry = {}
     @classmethod
@@ -99,6 +102,11 @@ if when == "after":
     import vllm_omni.distributed.omni_connectors
 for _ in range(2):
     assert platform() is None
+if when == "again":
+    try:
+        import vllm_omni.distributed.omni_connectors
+    except ImportError as error:
+        assert str(error) == "not yet"
 from vllm_omni.distributed import omni_connectors
 assert sys.meta_path == finders or when == "never"
 print(*sorted(omni_connectors.OmniConnectorFactory.list_registered_connectors()))
@@ -107,7 +115,7 @@ print(*{type(each).__module__ for each in made}, type(made[0]) is omni_connector
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after", "never"])
+@pytest.mark.parametrize("when", ["before", "again", "after", "never"])
 @pytest.mark.parametrize("replaced", ["", "1"])
 def test_the_early_entry_reaches_a_host_that_loads_no_plugins(
     tmp_path: Path, namespace: str, when: str, replaced: str
@@ -122,6 +130,7 @@ def test_the_early_entry_reaches_a_host_that_loads_no_plugins(
             **environment(),
             "PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}",
             "OMNI_FASTSHM_REPLACE_DEFAULT": replaced,
+            "FAILS_ONCE": "1" if when == "again" else "",
         },
         capture_output=True,
         text=True,
@@ -129,11 +138,8 @@ def test_the_early_entry_reaches_a_host_that_loads_no_plugins(
         check=False,
     )
     theirs = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
-    expected = {
-        "before": "FastMooncakeConnector FastSharedMemoryConnector SharedMemoryConnector",
-        "after": "FastMooncakeConnector FastSharedMemoryConnector SharedMemoryConnector",
-        "never": "SharedMemoryConnector",
-    }[when]
+    ours = "FastMooncakeConnector FastSharedMemoryConnector "
+    expected = f"{'' if when == 'never' else ours}SharedMemoryConnector"
     cls = "omni_fastshm.integrations.vllm_omni" if replaced and when != "never" else theirs
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{expected}\n{cls} True\n", "")
 

@@ -122,8 +122,30 @@ class TestFields:
             assert refused_or_absent(connector, {odd: 1, "shm": {odd: 2}})
 
 
+class Emptying:
+    """Takes the bytes out of the metadata while they are read, as another thread might."""
+
+    metadata: dict[str, Any] | None = None
+
+    def __init__(self) -> None:
+        self.data = b"x" * 300_000
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if Emptying.metadata is not None:
+            Emptying.metadata.clear()
+
+
 class TestInline:
     """Bytes that come in other wrappings, as transports hand them out."""
+
+    def test_metadata_that_is_emptied_meanwhile(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        connector = make(shm_threshold_bytes=64 << 20, allow_pickle=True)
+        _, size, metadata = connector.put("a", "b", "r", Emptying())
+        monkeypatch.setattr(Emptying, "metadata", metadata)
+        got = connector.get("a", "b", "r", metadata)
+        assert not metadata
+        assert (got[0].data, got[1]) == (b"x" * 300_000, size)
 
     @pytest.fixture
     def sent(self, make: Any) -> tuple[Any, bytes]:

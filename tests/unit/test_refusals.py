@@ -58,6 +58,29 @@ def test_of_very_many_edges_some_share_a_line(clock: Clock, monkeypatch: pytest.
     assert refusals.by_reason == {"full": 6}
 
 
+def test_the_counts_are_there_while_another_thread_counts() -> None:
+    """A child may be forked at that moment, and has no such thread to wait for."""
+    refusals = Refusals()
+    refusals.count("full")
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with refusals._lock:
+            held.set()
+            over.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(20)
+    found: list[dict[str, int]] = []
+    reader = threading.Thread(target=lambda: found.append(refusals.by_reason), daemon=True)
+    reader.start()
+    reader.join(5)
+    over.set()
+    holder.join()
+    assert found == [{"full": 1}]
+
+
 def test_threads_lose_none() -> None:
     refusals = Refusals()
     threads = [threading.Thread(target=lambda: [refusals.note("full", "a") for _ in range(2000)]) for _ in range(4)]
