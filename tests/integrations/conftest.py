@@ -6,13 +6,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.child import Children
 
 from omni_fastshm.integrations._vllm_host import find_host, is_installed
-from omni_fastshm.integrations.vllm_omni import connector_class
+from omni_fastshm.integrations.vllm_omni import connector_class, restore_default
 
 IMPORT_S = 300
 
@@ -28,6 +29,30 @@ def _imported() -> None:
                 thread.join(max(0.0, deadline - time.monotonic()))
         gc.collect()
         gc.freeze()  # or every test would look at all of it, twice
+
+
+class Stages(Children):
+    """Interpreters that load the host: it takes them long to end, and they write to stderr."""
+
+    def end(self) -> list[str]:
+        for child in self._all:
+            child.stop(200)
+        super().end()
+        return []
+
+
+@pytest.fixture
+def quiet_children(_nothing_left_behind: None) -> Iterator[Children]:
+    """Fresh interpreters whose stderr is not looked at."""
+    group = Stages()
+    yield group
+    group.end()
+
+
+@pytest.fixture
+def _default_restored() -> Iterator[None]:
+    yield
+    restore_default()
 
 
 def kinds(*, keyed: bool) -> list[str]:

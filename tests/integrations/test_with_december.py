@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,6 @@ def host() -> Any:
 @pytest.fixture
 def make(connect: Callable[..., Any], host: Any) -> Callable[..., Any]:
     return lambda **config: connect(connector_class("FastSharedMemoryConnector", host=host), **config)
-
-
-@pytest.fixture
-def _default_restored() -> Iterator[None]:
-    yield
-    restore_default()
 
 
 def theirs(host: Any, value: Any) -> Any:
@@ -203,23 +197,6 @@ def test_doctor_says_what_each_name_stands_for(
 
 
 # ---- head and stage in processes of their own, on the host's own stage files
-
-
-class Stages(Children):
-    """Interpreters that load the host: it takes them long to end, and they write to stderr."""
-
-    def end(self) -> list[str]:
-        for child in self._all:
-            child.stop(200)
-        super().end()
-        return []
-
-
-@pytest.fixture
-def quiet_children(_nothing_left_behind: None) -> Iterator[Children]:
-    group = Stages()
-    yield group
-    group.end()
 
 
 ALL_OURS = [{("0", "1"): OURS, ("1", "2"): OURS}, {("0", "1"): OURS}, {("1", "2"): OURS}]

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +36,6 @@ by_name = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 @pytest.fixture
 def host() -> Any:
     return find_host()
-
-
-class Stages(Children):
-    """Interpreters that load the host: it takes them long to end, and they write to stderr."""
-
-    def end(self) -> list[str]:
-        for child in self._all:
-            child.stop(200)
-        super().end()
-        return []
-
-
-@pytest.fixture
-def quiet_children(_nothing_left_behind: None) -> Iterator[Children]:
-    """Fresh interpreters whose stderr is not looked at."""
-    group = Stages()
-    yield group
-    group.end()
 
 
 @by_name
@@ -100,12 +82,6 @@ def test_results_of_the_host(make: Callable[..., Any], host: Any) -> None:
 
 
 # ---- plugins, factory, loader
-
-
-@pytest.fixture
-def _default_restored() -> Iterator[None]:
-    yield
-    restore_default()
 
 
 def test_register_is_idempotent_and_keeps_the_default(host: Any) -> None:
