@@ -9,10 +9,11 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
-from cpython.dict cimport PyDict_Next
+from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.exc cimport PyErr_Clear
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -37,6 +38,21 @@ cdef extern from "ofs_copy.h" nogil:
     enum:
         OFS_STREAM_FROM
         OFS_STREAM_SHARED_FROM
+
+cdef extern from "ofs_pack.h":
+    struct ofs_pack:
+        uint8_t *bytes
+        size_t size
+    int ofs_pack_byte(ofs_pack *pack, uint8_t byte)
+    int ofs_pack_signed(ofs_pack *pack, int64_t value)
+    int ofs_pack_unsigned(ofs_pack *pack, uint64_t value)
+    int ofs_pack_double(ofs_pack *pack, double value)
+    int ofs_pack_raw(ofs_pack *pack, const void *bytes, size_t size)
+    int ofs_pack_str(ofs_pack *pack, const char *utf8, size_t size)
+    int ofs_pack_bin(ofs_pack *pack, const void *bytes, size_t size)
+    int ofs_pack_list(ofs_pack *pack, size_t count)
+    int ofs_pack_map(ofs_pack *pack, size_t count)
+    uint8_t *ofs_pack_ext(ofs_pack *pack, int8_t code, size_t size)
 
 cdef extern from *:
     """
@@ -97,11 +113,35 @@ cdef struct DLManagedTensor:
     void *manager_ctx
     void (*deleter)(DLManagedTensor *) noexcept nogil
 
+
+# DLPack, version 1, and the table of C functions that torch 2.10 and later have for it: no capsule, no arguments to parse.
+cdef struct DLPackVersion:
+    uint32_t major
+    uint32_t minor
+cdef struct DLManagedTensorVersioned:
+    DLPackVersion version
+    void *manager_ctx
+    void (*deleter)(DLManagedTensorVersioned *) noexcept nogil
+    uint64_t flags
+    DLTensor tensor
+ctypedef int (*ExportTensor)(void *, DLTensor *) noexcept
+ctypedef int (*ImportTensor)(DLManagedTensorVersioned *, void **) except -1
+cdef struct DLPackExchange:
+    DLPackVersion version
+    DLPackExchange *previous
+    void *allocate
+    void *export_owned
+    ImportTensor import_tensor
+    ExportTensor export_tensor
+    void *current_stream
+
 # What a tensor made here owns: either the buffer of a view, or the memory right behind this struct.
 cdef struct Owner:
-    DLManagedTensor managed
+    DLManagedTensorVersioned managed
+    DLManagedTensor old  # the same for a torch that knows version 0 only
     Py_buffer buffer
-    int holds_buffer
+    bint holds_buffer
+    bint *dropped        # to be told when this ends; NULL for nobody
 
 cdef struct Step:
     PyObject *key
@@ -189,9 +229,7 @@ MARK_DATACLASS, MARK_STRUCT, MARK_NAMEDTUPLE, MARK_ENUM = M_DATACLASS, M_STRUCT,
 MARK_STANDARD, MARK_CUSTOM = M_STANDARD, M_CUSTOM
 
 cdef bytes MAGIC = b"OFS" + bytes([FORMAT])
-cdef list MARKS = [_Ext(X_MARK, bytes([kind])) for kind in range(M_COUNT)]
 cdef str STATE = "state"
-cdef object UNSET_MARK = _Ext(X_UNSET, b"")
 cdef object Ext = _Ext
 cdef object UNSET = _UNSET
 
@@ -228,6 +266,14 @@ cdef list dtypes = [None] * DTYPES
 cdef size_t itemsizes[DTYPES]
 cdef DLDataType dl_types[DTYPES]
 cdef bint dl_direct[DTYPES]
+cdef ExportTensor export_tensor = NULL  # NULL: by capsules
+cdef ImportTensor import_tensor = NULL
+
+cdef enum:
+    DL_KINDS = 32
+    DL_SIZES = 5  # 1, 2, 4, 8 and 16 bytes
+
+cdef int dl_codes[DL_KINDS][DL_SIZES]  # the number on the wire, or -1 where there is none, or more than one
 
 cdef object numpy = None
 cdef object ndarray = None
@@ -267,7 +313,72 @@ cdef int need_torch() except -1:
             dl_direct[code] = direct and managed.tensor.ndim == 1 and from_dlpack(capsule).dtype is dtype
         except Exception:
             pass  # not known to this torch's DLPack: made as bytes and viewed as the dtype
+    number_dl_types()
+    find_exchange(module)
     torch = module
+    return 0
+
+
+cdef inline int dl_size(const DLDataType *dtype) noexcept:
+    """Which of the sizes; -1 for any other."""
+    cdef int size
+    for size in range(DL_SIZES):
+        if dtype.lanes == 1 and dtype.bits == 8 << size:
+            return size
+    return -1
+
+
+cdef int code_of(const DLDataType *dtype) noexcept:
+    """The number on the wire of a DLPack dtype; -1 for what torch is to be asked about."""
+    cdef int size = dl_size(dtype)
+    return -1 if size < 0 or dtype.code >= DL_KINDS else dl_codes[dtype.code][size]
+
+
+cdef void number_dl_types() noexcept:
+    cdef int code, size
+    memset(dl_codes, 0xFF, sizeof(dl_codes))
+    for code in range(DTYPES):
+        size = dl_size(&dl_types[code]) if dl_direct[code] and dl_types[code].code < DL_KINDS else -1
+        if size >= 0:
+            dl_codes[dl_types[code].code][size] = code if dl_codes[dl_types[code].code][size] == -1 else -1
+
+
+cdef int find_exchange(module) except -1:
+    """Use torch's table where it has one that does here what capsules do."""
+    global export_tensor, import_tensor
+    cdef DLPackExchange *table
+    capsule = getattr(module.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None or not PyCapsule_IsValid(<PyObject *> capsule, "dlpack_exchange_api"):
+        return 0
+    table = <DLPackExchange *> PyCapsule_GetPointer(<PyObject *> capsule, "dlpack_exchange_api")
+    while table != NULL and table.version.major != 1:
+        table = table.previous
+    if table == NULL or table.import_tensor == NULL or table.export_tensor == NULL:
+        return 0
+    import_tensor = table.import_tensor
+    cdef DLTensor seen
+    cdef Owner *owner
+    cdef int64_t shape[2]
+    cdef int code
+    shape[0], shape[1] = 3, 2
+    try:
+        for code in range(DTYPES):
+            if not dl_direct[code]:
+                continue
+            owner = new_owner(2, 6 * itemsizes[code])
+            memset(owner.managed.tensor.data, 0, 6 * itemsizes[code])
+            made = tensor_of(owner, code, 2, shape, 6)
+            if (
+                type(made) is not module.Tensor or made.dtype is not dtypes[code] or tuple(made.shape) != (3, 2)
+                or table.export_tensor(<void *> made, &seen) != 0 or seen.data != owner.managed.tensor.data
+                or seen.byte_offset or seen.ndim != 2 or seen.shape[0] != 3 or seen.strides[0] != 2
+                or memcmp(&seen.dtype, &dl_types[code], sizeof(DLDataType))
+            ):
+                raise BufferError(f"a tensor of {dtypes[code]} comes back as another")
+    except Exception:
+        import_tensor = NULL
+        return 0
+    export_tensor = table.export_tensor
     return 0
 
 
@@ -294,15 +405,24 @@ cdef int need_numpy() except -1:
     return 0
 
 
-cdef void drop_owner(DLManagedTensor *managed) noexcept nogil:
+cdef void drop_owner(Owner *owner) noexcept nogil:
     """A tensor's storage died. Any thread may get here, with or without the GIL, also while Python shuts down."""
-    cdef Owner *owner = <Owner *> managed.manager_ctx
+    if owner.dropped != NULL:
+        owner.dropped[0] = True
     if owner.holds_buffer:
         if not PyGILState_Check() and (ofs_finalizing() or not Py_IsInitialized()):
             return  # taking the GIL now would hang or end this thread; the process is going away anyway
         with gil:
             PyBuffer_Release(&owner.buffer)
     free(owner)
+
+
+cdef void drop_managed(DLManagedTensorVersioned *managed) noexcept nogil:
+    drop_owner(<Owner *> managed.manager_ctx)
+
+
+cdef void drop_old(DLManagedTensor *managed) noexcept nogil:
+    drop_owner(<Owner *> managed.manager_ctx)
 
 
 cdef void drop_capsule(PyObject *capsule) noexcept:
@@ -323,8 +443,9 @@ cdef Owner *new_owner(int ndim, size_t room) except NULL:
         # Advice: fresh memory in pages of 4 KiB takes faults that cost many times the copy into it.
         madvise(<void *> ((<size_t> owner + 4095) & ~<size_t> 4095), room & ~<size_t> 4095, MADV_HUGEPAGE)
     memset(owner, 0, sizeof(Owner))
+    owner.managed.version.major = 1
     owner.managed.manager_ctx = owner
-    owner.managed.deleter = drop_owner
+    owner.managed.deleter = drop_managed
     owner.managed.tensor.shape = <int64_t *> (<char *> owner + sizeof(Owner))
     owner.managed.tensor.strides = owner.managed.tensor.shape + ndim + 1
     owner.managed.tensor.data = <void *> ((<size_t> owner + head + 63) & ~<size_t> 63)
@@ -344,13 +465,35 @@ cdef object tensor_of(Owner *owner, int code, int ndim, const int64_t *shape, si
             tensor.shape[i] = shape[i]
             tensor.strides[i] = stride
             stride *= shape[i]
-        return from_dlpack(PyCapsule_New(owner, "dltensor", drop_capsule))
+        return imported(owner)
     tensor.ndim = 1
     tensor.dtype = dl_types[1]
     tensor.shape[0] = count * itemsizes[code]
     tensor.strides[0] = 1
-    flat = from_dlpack(PyCapsule_New(owner, "dltensor", drop_capsule)).view(dtypes[code])
-    return flat.reshape([shape[i] for i in range(ndim)])
+    return imported(owner).view(dtypes[code]).reshape([shape[i] for i in range(ndim)])
+
+
+cdef object imported(Owner *owner):
+    cdef void *made = NULL
+    cdef bint dropped = False
+    if import_tensor == NULL:
+        owner.old.tensor = owner.managed.tensor
+        owner.old.manager_ctx = owner
+        owner.old.deleter = drop_old
+        return from_dlpack(PyCapsule_New(&owner.old, "dltensor", drop_capsule))
+    # Whoever fails there may have dropped it already or not: DLPack says that it is taken, not when.
+    owner.dropped = &dropped
+    try:
+        import_tensor(&owner.managed, &made)
+    except BaseException:
+        if not dropped:
+            owner.dropped = NULL
+            drop_owner(owner)
+        raise
+    owner.dropped = NULL
+    out = <object> <PyObject *> made
+    Py_DECREF(out)  # the reference that came with it
+    return out
 
 
 cdef object tensor_over(object view, int code, int ndim, const int64_t *shape, size_t count):
@@ -365,7 +508,7 @@ cdef object tensor_over(object view, int code, int ndim, const int64_t *shape, s
     owner.holds_buffer = True
     if <size_t> owner.buffer.len < nbytes:
         have = owner.buffer.len
-        drop_owner(&owner.managed)
+        drop_owner(owner)
         raise MetadataError(f"a tensor of {nbytes} bytes over a view of {have} bytes")
     owner.managed.tensor.data = owner.buffer.buf
     return tensor_of(owner, code, ndim, shape, count)
@@ -492,7 +635,7 @@ cdef class Plan:
     cdef bint allow_pickle
     cdef object loans
     cdef list lent
-    cdef bytes header
+    cdef ofs_pack head  # the frame's header
     cdef list keep
     cdef size_t area
     cdef size_t start
@@ -507,6 +650,7 @@ cdef class Plan:
 
     def __dealloc__(self):
         free(self.pieces)
+        free(self.head.bytes)
 
     def __reduce__(self):
         raise TypeError("a Plan holds addresses of this process and cannot be pickled")
@@ -591,16 +735,50 @@ cdef class Plan:
             self.align = align
         return offset
 
-    # -- the walk: returns the object itself where msgpack carries it as it is
+    # -- the walk: what it comes across is written behind what it came across before
 
-    cdef object walk(self, object o, int depth):
+    cdef inline int kept(self, int rc) except -1:
+        """What an `ofs_pack` function said."""
+        if rc:
+            raise MemoryError("no memory for the header")
+        return 0
+
+    cdef inline int marked(self, int mark, size_t count) except -1:
+        """A list that stands for something else; `count` items follow."""
+        cdef uint8_t *at
+        self.kept(ofs_pack_list(&self.head, 1 + count))
+        at = self.extension(X_MARK, 1)
+        at[0] = mark
+        return 0
+
+    cdef inline uint8_t *extension(self, int code, size_t size) except NULL:
+        """Its `size` bytes are the caller's to write, before anything else is."""
+        cdef uint8_t *at = ofs_pack_ext(&self.head, code, size)
+        if at == NULL:
+            raise MemoryError("no memory for the header")
+        return at
+
+    cdef int extension_of(self, int code, bytes data) except -1:
+        memcpy(self.extension(code, PyBytes_GET_SIZE(data)), PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return 0
+
+    cdef int as_msgspec(self, object o) except -1:
+        """A value that msgpack has a form for, and this module does not know."""
+        cdef bytes written = encode_header(o)
+        return self.kept(ofs_pack_raw(&self.head, PyBytes_AS_STRING(written), PyBytes_GET_SIZE(written)))
+
+    cdef int walk(self, object o, int depth) except -1:
         t = type(o)
         if t is str:
             return self.walk_str(o, depth)
         if t is int:
             return self.walk_int(o, depth)
-        if t is float or o is None or t is bool:
-            return o
+        if t is float:
+            return self.kept(ofs_pack_double(&self.head, PyFloat_AS_DOUBLE(o)))
+        if o is None:
+            return self.kept(ofs_pack_byte(&self.head, 0xC0))
+        if t is bool:
+            return self.kept(ofs_pack_byte(&self.head, 0xC3 if o is True else 0xC2))
         if t is dict:
             return self.walk_dict(o, depth)
         if t is list:
@@ -609,137 +787,151 @@ cdef class Plan:
             return self.walk_tuple(o, depth)
         if t is bytes:
             if PyBytes_GET_SIZE(o) <= LARGE:
-                return o
+                return self.kept(ofs_pack_bin(&self.head, PyBytes_AS_STRING(o), PyBytes_GET_SIZE(o)))
             return self.blob(B_BYTES, PyBytes_AS_STRING(o), PyBytes_GET_SIZE(o), o)
         return self.walk_other(o, t, depth)
 
-    cdef object walk_str(self, str o, int depth):
+    cdef int walk_str(self, str o, int depth) except -1:
         cdef Py_ssize_t size
         cdef const char *text
         if PyUnicode_IS_COMPACT_ASCII(o) and PyUnicode_GET_LENGTH(o) <= LARGE:
-            return o
+            return self.kept(ofs_pack_str(&self.head, <char *> PyUnicode_1BYTE_DATA(o), PyUnicode_GET_LENGTH(o)))
         try:
             text = PyUnicode_AsUTF8AndSize(o, &size)
         except UnicodeEncodeError:
             if self.host:
                 self.depth = depth
                 self.refuse("str", "it holds lone surrogates, which UTF-8 has no form for")
-            return Ext(X_SURROGATES, o.encode("utf-8", "surrogatepass"))
+            return self.extension_of(X_SURROGATES, o.encode("utf-8", "surrogatepass"))
         if size <= LARGE:
-            return o
+            return self.kept(ofs_pack_str(&self.head, text, size))
         return self.blob(B_STR, text, size, o)
 
-    cdef object walk_int(self, object o, int depth):
+    cdef int walk_int(self, object o, int depth) except -1:
         cdef int overflow = 0
-        PyLong_AsLongLongAndOverflow(o, &overflow)
+        cdef long long value = PyLong_AsLongLongAndOverflow(o, &overflow)
         if overflow == 0:
-            return o
+            return self.kept(ofs_pack_signed(&self.head, value))
         if overflow > 0 and o <= 0xFFFFFFFFFFFFFFFF:
-            return o
+            return self.kept(ofs_pack_unsigned(&self.head, PyLong_AsUnsignedLongLong(o)))
         if self.host:
             self.depth = depth
             self.refuse("int", "the host's format has integers from -2**63 to 2**64 - 1 only")
-        return Ext(X_BIGINT, o.to_bytes(o.bit_length() // 8 + 1, "little", signed=True))
+        return self.extension_of(X_BIGINT, o.to_bytes(o.bit_length() // 8 + 1, "little", signed=True))
 
-    cdef object walk_list(self, list o, int depth):
-        cdef Py_ssize_t i = 0
-        cdef list out = None
-        self.enter(depth, o)
-        if PyList_GET_SIZE(o) >= 16:
-            packed = self.pack_numbers(o, PyList_GET_SIZE(o), False)
-            if packed is not None:
-                return packed
-        while i < PyList_GET_SIZE(o):
-            item = <object> PyList_GET_ITEM(o, i)
-            self.at_index(depth, i)
-            new = self.walk(item, depth + 1)
-            if new is not item:
-                if out is None:
-                    out = o[:i]
-                out.append(new)
-            elif out is not None:
-                out.append(item)
-            i += 1
+    cdef int changed(self, object o, int depth) except -1:
         self.depth = depth
-        return o if out is None else out
+        self.refuse(type(o).__name__, "it changed while the payload was being encoded")
 
-    cdef object walk_tuple(self, tuple o, int depth):
+    cdef int walk_list(self, list o, int depth) except -1:
+        cdef Py_ssize_t i
+        cdef Py_ssize_t count = PyList_GET_SIZE(o)
+        self.enter(depth, o)
+        if count >= 16 and self.pack_numbers(o, count, False):
+            return 0
+        self.kept(ofs_pack_list(&self.head, count))
+        for i in range(count):
+            if PyList_GET_SIZE(o) != count:
+                break
+            self.at_index(depth, i)
+            self.walk(<object> PyList_GET_ITEM(o, i), depth + 1)
+        if PyList_GET_SIZE(o) != count:
+            self.changed(o, depth)
+        self.depth = depth
+        return 0
+
+    cdef int walk_tuple(self, tuple o, int depth) except -1:
         cdef Py_ssize_t i
         cdef Py_ssize_t count = PyTuple_GET_SIZE(o)
         self.enter(depth, o)
-        if count >= 16:
-            packed = self.pack_numbers(o, count, True)
-            if packed is not None:
-                return packed
-        cdef list out = [] if self.host else [MARKS[M_TUPLE]]
+        if count >= 16 and self.pack_numbers(o, count, True):
+            return 0
+        if self.host:
+            self.kept(ofs_pack_list(&self.head, count))
+        else:
+            self.marked(M_TUPLE, count)
         for i in range(count):
             self.at_index(depth, i)
-            out.append(self.walk(<object> PyTuple_GET_ITEM(o, i), depth + 1))
+            self.walk(<object> PyTuple_GET_ITEM(o, i), depth + 1)
         self.depth = depth
-        return out
+        return 0
 
-    cdef object walk_items(self, object o, list out, int depth):
-        """Append the items of a set or another iterable to `out`."""
+    cdef int walk_items(self, object o, int depth) except -1:
+        """The items of a set or another iterable, whose number was written."""
         cdef Py_ssize_t i = 0
+        cdef Py_ssize_t count = len(o)
         self.enter(depth, o)
         for item in o:
+            if i == count:
+                self.changed(o, depth)
             self.at_index(depth, i)
-            out.append(self.walk(item, depth + 1))
+            self.walk(item, depth + 1)
             i += 1
+        if i != count:
+            self.changed(o, depth)
         self.depth = depth
-        return out
+        return 0
 
-    cdef object walk_dict(self, dict o, int depth):
+    cdef int walk_dict(self, dict o, int depth) except -1:
         cdef PyObject *key_ptr
         cdef PyObject *value_ptr
         cdef Py_ssize_t position = 0
         cdef Py_ssize_t count = len(o)
-        cdef int overflow = 0
-        cdef dict out = None
         self.enter(depth, o)
+        while PyDict_Next(o, &position, &key_ptr, NULL):
+            if not plain_key(<object> key_ptr):
+                return self.walk_odd_dict(o, depth)
+        self.kept(ofs_pack_map(&self.head, count))
+        position = 0
         while PyDict_Next(o, &position, &key_ptr, &value_ptr):
             key = <object> key_ptr
             value = <object> value_ptr
+            if not plain_key(key):  # put there since
+                self.changed(o, depth)
+            self.at_key(depth, key)
             if type(key) is str:
-                if not PyUnicode_IS_COMPACT_ASCII(key) and not plain_text(key):
-                    return self.walk_odd_dict(o, depth)
-            elif type(key) is int:
-                PyLong_AsLongLongAndOverflow(key, &overflow)
-                if overflow:
-                    return self.walk_odd_dict(o, depth)
+                self.walk_str(key, depth)
             else:
-                return self.walk_odd_dict(o, depth)
-            self.at_key(depth, key)
-            new = self.walk(value, depth + 1)
-            if new is not value:
-                if out is None:
-                    out = o.copy()
-                out[key] = new
+                self.walk_int(key, depth)
+            self.walk(value, depth + 1)
             if len(o) != count:
-                self.depth = depth
-                self.refuse("dict", "it changed while the payload was being encoded")
+                self.changed(o, depth)
         self.depth = depth
-        return o if out is None else out
+        return 0
 
-    cdef object walk_odd_dict(self, dict o, int depth):
+    cdef int walk_odd_dict(self, dict o, int depth) except -1:
         """A dict whose keys msgpack would change, or whose keys themselves need care."""
-        cdef list out
+        cdef list pairs = list(o.items())
         if self.host:
-            pairs = {}
-            for key, value in o.items():
-                self.at_key(depth, key)
-                pairs[self.host_key(key, depth + 1)] = self.walk(value, depth + 1)
-            if len(pairs) != len(o):
-                self.depth = depth
-                self.refuse("dict", "two of its keys are the same in the host's format")
-            return pairs
-        out = [MARKS[M_DICT]]
-        for key, value in o.items():
+            return self.walk_host_dict(o, pairs, depth)
+        self.marked(M_DICT, 2 * len(pairs))
+        for key, value in pairs:
             self.at_key(depth, key)
-            out.append(self.walk(key, depth + 1))
-            out.append(self.walk(value, depth + 1))
+            self.walk(key, depth + 1)
+            self.walk(value, depth + 1)
+        if len(o) != len(pairs):
+            self.changed(o, depth)
         self.depth = depth
-        return out
+        return 0
+
+    cdef int walk_host_dict(self, dict o, list pairs, int depth) except -1:
+        cdef set keys = set()
+        cdef list as_sent = []
+        for key, _ in pairs:
+            self.at_key(depth, key)
+            sent = self.host_key(key, depth + 1)
+            keys.add(sent)
+            as_sent.append(sent)
+        if len(keys) != len(pairs):
+            self.depth = depth
+            self.refuse("dict", "two of its keys are the same in the host's format")
+        self.kept(ofs_pack_map(&self.head, len(pairs)))
+        for sent, (key, value) in zip(as_sent, pairs):
+            self.at_key(depth, key)
+            self.as_msgspec(sent)
+            self.walk(value, depth + 1)
+        self.depth = depth
+        return 0
 
     cdef object host_key(self, object key, int depth):
         t = type(key)
@@ -749,7 +941,9 @@ cdef class Plan:
                 self.refuse("str", "a key with lone surrogates")
             return key
         if t is int:
-            return self.walk_int(key, depth)
+            if not -0x8000000000000000 <= key <= 0xFFFFFFFFFFFFFFFF:
+                self.refuse("int", "the host's format has integers from -2**63 to 2**64 - 1 only")
+            return key
         if t is float or t is bool or t is bytes or key is None:
             return key
         if t is tuple:
@@ -761,9 +955,8 @@ cdef class Plan:
             self.refuse(t.__name__, "not as a key of a dict in the host's format")
         return decode_header(encode_header(key))  # as text: two keys that become one must be seen here
 
-    cdef object pack_numbers(self, object o, Py_ssize_t count, bint is_tuple):
-        """A long run of ints or floats as one buffer; None where the items are of several kinds."""
-        cdef PyObject **items
+    cdef bint pack_numbers(self, object o, Py_ssize_t count, bint is_tuple) except -1:
+        """A long run of ints or floats as one buffer; False where the items are of several kinds."""
         cdef Py_ssize_t i
         cdef int overflow = 0
         cdef long long value
@@ -772,23 +965,23 @@ cdef class Plan:
         cdef int width = 8
         first = type(o[0])
         if first is not int and first is not float:
-            return None
+            return False
         cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * 8)
         cdef char *raw = PyBytes_AS_STRING(packed)
         if first is float:
             for i in range(count):
                 item = <object> (PyTuple_GET_ITEM(o, i) if is_tuple else PyList_GET_ITEM(o, i))
                 if type(item) is not float:
-                    return None
+                    return False
                 (<double *> raw)[i] = PyFloat_AS_DOUBLE(item)
             return self.numbers(9, is_tuple, raw, 8, count, packed)
         for i in range(count):
             item = <object> (PyTuple_GET_ITEM(o, i) if is_tuple else PyList_GET_ITEM(o, i))
             if type(item) is not int:
-                return None
+                return False
             value = PyLong_AsLongLongAndOverflow(item, &overflow)
             if overflow:
-                return None
+                return False
             (<long long *> raw)[i] = value
             if value < low:
                 low = value
@@ -808,20 +1001,26 @@ cdef class Plan:
                 (<int32_t *> raw)[i] = <int32_t> (<int64_t *> raw)[i]
         return self.numbers(width, is_tuple, raw, width, count, packed)
 
-    cdef object numbers(self, int code, bint is_tuple, char *raw, int width, Py_ssize_t count, bytes owner):
-        cdef uint8_t data[24]
-        memset(data, 0, 8)
-        data[0] = code
-        data[1] = is_tuple and not self.host
-        put_numbers(data, self.place(raw, <size_t> count * width, owner), count)
-        return Ext(X_NUMBERS, PyBytes_FromStringAndSize(<char *> data, 24))
+    cdef bint numbers(self, int code, bint is_tuple, char *raw, int width, Py_ssize_t count, bytes owner) except -1:
+        return self.buffer(X_NUMBERS, code, is_tuple and not self.host, raw, <size_t> count * width, count, owner)
 
-    cdef object blob(self, int kind, const char *source, size_t size, object owner):
-        cdef uint8_t data[24]
-        memset(data, 0, 8)
-        data[0] = kind
-        put_numbers(data, self.place(source, size, owner), size)
-        return Ext(X_BLOB, PyBytes_FromStringAndSize(<char *> data, 24))
+    cdef int blob(self, int kind, const char *source, size_t size, object owner) except -1:
+        self.buffer(X_BLOB, kind, 0, source, size, size, owner)
+        return 0
+
+    cdef bint buffer(self, int code, int kind, int flag, const char *source, size_t size, size_t count,
+                     object owner) except -1:
+        """kind (1 byte) · flag (1) · zeros (6) · offset (8) · count (8)."""
+        cdef uint64_t[2] numbers
+        cdef uint8_t *at
+        numbers[0] = self.place(source, size, owner)
+        numbers[1] = count
+        at = self.extension(code, 24)
+        memset(at, 0, 8)
+        at[0] = kind
+        at[1] = flag
+        memcpy(at + 8, numbers, 16)
+        return True
 
     cdef Kind kind_of(self, object t):
         kind = self.kinds.get(t)
@@ -832,63 +1031,71 @@ cdef class Plan:
             self.kinds[t] = kind
         return kind
 
-    cdef object walk_other(self, object o, object t, int depth):
+    cdef int walk_other(self, object o, object t, int depth) except -1:
+        cdef PyObject *known = PyDict_GetItem(self.kinds, t)
         self.depth = depth  # what fails below without a path of its own failed here
-        cdef Kind kind
-        cdef int code
-        cdef dict state
-        cdef list out
+        if known != NULL:
+            return self.walk_kind(o, t, <Kind> <object> known, depth)
         if t is set or t is frozenset:
-            return self.walk_items(o, [] if self.host else [MARKS[M_SET if t is set else M_FROZENSET]], depth)
+            self.begin_items(M_SET if t is set else M_FROZENSET, len(o))
+            return self.walk_items(o, depth)
         if t is slice:
-            return self.walk_items((o.start, o.stop, o.step), [] if self.host else [MARKS[M_SLICE]], depth)
+            self.begin_items(M_SLICE, 3)
+            return self.walk_items((o.start, o.stop, o.step), depth)
         if t is bytearray:
             return self.walk_bytearray(o)
         if t is Ext:
-            return Ext(X_USER, int(o.code).to_bytes(1, "little", signed=True) + bytes(o.data))
+            return self.extension_of(X_USER, int(o.code).to_bytes(1, "little", signed=True) + bytes(o.data))
         if t is complex and not self.host:
             return self.walk_complex(o)
         if o is UNSET and not self.host:
-            return UNSET_MARK
-        kind = self.kind_of(t)
-        code = kind.code
+            self.extension(X_UNSET, 0)
+            return 0
+        return self.walk_kind(o, t, self.kind_of(t), depth)
+
+    cdef int begin_items(self, int mark, size_t count) except -1:
+        """A list of the host's, or a marked one."""
+        return self.kept(ofs_pack_list(&self.head, count)) if self.host else self.marked(mark, count)
+
+    cdef int named(self, int mark, Kind kind, size_t count) except -1:
+        """A marked list of a class's; `count` more items follow the name."""
+        self.marked(mark, 1 + count)
+        return self.walk_str(kind.name, self.depth)
+
+    cdef int walk_kind(self, object o, object t, Kind kind, int depth) except -1:
+        cdef int code = kind.code
         if code == K_TENSOR:
             return self.walk_tensor(o, depth)
         if code == K_ARRAY:
             return self.walk_array(o, depth)
         self.enter(depth, o)
         if code == K_NATIVE:
-            return o
+            return self.as_msgspec(o)
         if code == K_SCALAR:
             return self.walk_scalar(o)
+        if code == K_REFUSED:
+            if self.allow_pickle:
+                return self.pickled(o)
+            self.refuse(t.__name__, kind.name)
+        new = self.taken_apart(o, kind)
         if code == K_NAMEDTUPLE:
-            self.taken_apart(o, kind)
-            return self.walk_items(o, [MARKS[M_NAMEDTUPLE], kind.name], depth)
+            self.named(M_NAMEDTUPLE, kind, len(o))
+            return self.walk_items(o, depth)
         if code == K_ENUM:
-            return [MARKS[M_ENUM], kind.name, self.walk(kind.extract(o), depth + 1)]
-        if code == K_DATACLASS:
-            state = self.taken_apart(o, kind)
-            return [MARKS[M_DATACLASS], kind.name, self.walk_dict(state, depth)]
-        if code == K_STRUCT:
-            state = self.taken_apart(o, kind)
-            return [MARKS[M_STRUCT], kind.name, self.walk_dict(state, depth)]
-        if code == K_STANDARD or code == K_CUSTOM:
-            new = self.taken_apart(o, kind)
-            self.at_key(depth, STATE)
-            out = [MARKS[M_STANDARD if code == K_STANDARD else M_CUSTOM], kind.name]
-            out.append(self.walk(new, depth + 1))
-            self.depth = depth
-            return out
-        if code == K_AS:
-            # The host's format has no type of its own for this: another object stands for it.
-            new = self.taken_apart(o, kind)
-            if type(new) is dict:
-                return self.walk_dict(new, depth)
-            self.at_key(depth, STATE)
+            self.named(M_ENUM, kind, 1)
             return self.walk(new, depth + 1)
-        if self.allow_pickle:
-            return self.pickled(o)
-        self.refuse(t.__name__, kind.name)
+        if code == K_DATACLASS or code == K_STRUCT:
+            self.named(M_DATACLASS if code == K_DATACLASS else M_STRUCT, kind, 1)
+            return self.walk_dict(new, depth)
+        # In the host's format, which has no type of its own for some (K_AS), another object stands for this one.
+        if code == K_STANDARD or code == K_CUSTOM:
+            self.named(M_STANDARD if code == K_STANDARD else M_CUSTOM, kind, 1)
+        elif type(new) is dict:
+            return self.walk_dict(new, depth)
+        self.at_key(depth, STATE)
+        self.walk(new, depth + 1)
+        self.depth = depth
+        return 0
 
     cdef object taken_apart(self, object o, Kind kind):
         try:
@@ -896,7 +1103,7 @@ cdef class Plan:
         except Exception as error:
             self.refuse(type(o).__name__, f"{type(error).__name__}: {error}")
 
-    cdef object pickled(self, object o):
+    cdef int pickled(self, object o) except -1:
         import pickle
 
         try:
@@ -905,19 +1112,22 @@ cdef class Plan:
             self.refuse(type(o).__name__, f"pickling it failed with {type(error).__name__}: {error}")
         return self.blob(B_PICKLE, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), data)
 
-    cdef object walk_bytearray(self, o):
-        if len(o) <= LARGE:
-            return bytes(o) if self.host else Ext(X_BYTEARRAY, bytes(o))
-        # The export forbids a resize, which would move the bytes away, until the plan is dropped.
-        return self.blob(B_BYTES if self.host else B_BYTEARRAY, PyByteArray_AS_STRING(o), len(o), memoryview(o))
+    cdef int walk_bytearray(self, o) except -1:
+        if len(o) > LARGE:
+            # The export forbids a resize, which would move the bytes away, until the plan is dropped.
+            return self.blob(B_BYTES if self.host else B_BYTEARRAY, PyByteArray_AS_STRING(o), len(o), memoryview(o))
+        if self.host:
+            return self.kept(ofs_pack_bin(&self.head, PyByteArray_AS_STRING(o), len(o)))
+        return self.extension_of(X_BYTEARRAY, bytes(o))
 
-    cdef object walk_complex(self, o):
+    cdef int walk_complex(self, o) except -1:
         cdef double parts[2]
         parts[0] = o.real
         parts[1] = o.imag
-        return Ext(X_COMPLEX, PyBytes_FromStringAndSize(<char *> parts, 16))
+        memcpy(self.extension(X_COMPLEX, 16), parts, 16)
+        return 0
 
-    cdef object walk_scalar(self, o):
+    cdef int walk_scalar(self, o) except -1:
         need_numpy()
         try:
             described = self.codec.describe_dtype(o.dtype)
@@ -929,44 +1139,48 @@ cdef class Plan:
             flags = F_TEXT
             data = str.encode(o, "utf-8", "surrogatepass") if isinstance(o, numpy.str_) else bytes(o)
         head = bytes([flags, 0]) + len(described).to_bytes(2, "little")
-        return Ext(X_SCALAR, head + described + (o.tobytes() if data is None else data))
+        return self.extension_of(X_SCALAR, head + described + (o.tobytes() if data is None else data))
 
-    cdef object walk_plain_tensor(self, t, int code):
-        """The short way for a contiguous CPU tensor: DLPack tells in one call what takes six others. None if it
-        is not one; then `walk_tensor` finds out why."""
-        cdef DLManagedTensor *managed
-        cdef DLTensor *tensor
+    cdef bint walk_plain_tensor(self, t) except -1:
+        """The short way for a contiguous CPU tensor: DLPack tells in one call what takes six others. False if it is not
+        one; then `walk_tensor` finds out why."""
+        cdef DLTensor here
+        cdef DLTensor *tensor = &here
+        cdef int64_t dims[MAX_DIMS]
         cdef int64_t stride = 1
         cdef uint8_t head[4]
-        cdef int i
-        try:
-            capsule = to_dlpack(t)
-        except Exception:
-            return None
-        managed = <DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")
-        tensor = &managed.tensor
-        if tensor.device.device_type != 1 or tensor.ndim > MAX_DIMS or tensor.data == NULL:
-            return None
-        if (10 <= code <= 12 and t.is_conj()) or t.is_neg():
-            return None
+        cdef int i, code
+        if export_tensor != NULL:
+            if export_tensor(<void *> t, tensor):
+                PyErr_Clear()
+                return False
+        else:
+            try:
+                capsule = to_dlpack(t)
+            except Exception:
+                return False
+            tensor = &(<DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")).tensor
+        code = code_of(&tensor.dtype)
+        if code < 0 or tensor.device.device_type != 1 or tensor.ndim > MAX_DIMS or tensor.data == NULL:
+            return False
         for i in range(tensor.ndim - 1, -1, -1):
             if tensor.shape[i] != 1 and tensor.strides[i] != stride:
-                return None
-            stride *= tensor.shape[i]
+                return False
+            dims[i] = tensor.shape[i]
+            stride *= dims[i]
+        if (10 <= code <= 12 and t.is_conj()) or t.is_neg():
+            return False
         head[0], head[1], head[2], head[3] = code, 0, tensor.ndim, 0
-        return self.leaf(
-            X_TENSOR, head, <char *> tensor.data + tensor.byte_offset, stride * itemsizes[code], tensor.shape,
-            tensor.ndim, b"", t,
-        )
+        self.leaf(X_TENSOR, head, <char *> tensor.data + tensor.byte_offset, stride * itemsizes[code], dims, tensor.ndim,
+                  b"", t)
+        return True
 
-    cdef object walk_tensor(self, t, int depth):
+    cdef int walk_tensor(self, t, int depth) except -1:
         need_torch()
         self.depth = depth
+        if self.walk_plain_tensor(t):
+            return 0
         code_object = dtype_codes.get(t.dtype)
-        if code_object is not None and dl_direct[<int> code_object]:
-            plain = self.walk_plain_tensor(t, code_object)
-            if plain is not None:
-                return plain
         if code_object is None:
             if self.allow_pickle:
                 return self.pickled(t)
@@ -1020,7 +1234,7 @@ cdef class Plan:
         head[3] = 0
         return self.leaf(X_TENSOR, head, <void *> address, count, dims, ndim, b"", t)
 
-    cdef object walk_device_tensor(self, t, flat, int code):
+    cdef int walk_device_tensor(self, t, flat, int code) except -1:
         """Its place in the frame is reserved now; its bytes follow when the frame is written."""
         cdef object shape = t.shape
         cdef Py_ssize_t ndim = PyTuple_GET_SIZE(shape)
@@ -1041,7 +1255,7 @@ cdef class Plan:
         head[0], head[1], head[2], head[3] = code, 0, ndim, 0
         return self.leaf(X_TENSOR, head, NULL, size, dims, ndim, b"", flat)
 
-    cdef object walk_array(self, o, int depth):
+    cdef int walk_array(self, o, int depth) except -1:
         need_numpy()
         self.depth = depth
         cdef ArrayFields *fields = <ArrayFields *> <PyObject *> o
@@ -1076,39 +1290,36 @@ cdef class Plan:
         head[3] = len(described) >> 8
         return self.leaf(X_ARRAY, head, fields.data, count, dims, fields.nd, described, o)
 
-    cdef object leaf(
+    cdef int leaf(
         self, int code, uint8_t *head, const void *source, size_t size, int64_t *dims, int ndim, bytes tail, owner
-    ):
+    ) except -1:
         """head (4 bytes) · segment (8, external only) · offset (8) · shape (8 each) · dtype description."""
-        cdef size_t used = 4
         cdef size_t tail_size = PyBytes_GET_SIZE(tail)
         cdef size_t total = 12 + 8 * ndim + tail_size
         cdef object claim = None
-        cdef int flag_at = 1 if code == X_TENSOR else 0
+        cdef uint64_t segment, offset
+        cdef uint8_t *at
         if self.loans is not None and size > LARGE and source != NULL:
             claim = self.claimed(<size_t> source, size)
-            if claim is not None:
-                total += 8
-        cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
-        cdef char *raw = PyBytes_AS_STRING(data)
-        cdef uint64_t offset
         if claim is not None:
-            head[flag_at] |= F_EXTERNAL
+            head[1 if code == X_TENSOR else 0] |= F_EXTERNAL
+            segment, offset = claim
             self.external = True
             self.outside += size
             self.keep.append(owner)
-            offset = claim[0]
-            memcpy(raw + used, &offset, 8)
-            used += 8
-            offset = claim[1]
+            total += 8
         else:
             offset = self.place(source, size, owner)
-        memcpy(raw, head, 4)
-        memcpy(raw + used, &offset, 8)
-        used += 8
-        memcpy(raw + used, dims, 8 * ndim)
-        memcpy(raw + used + 8 * ndim, PyBytes_AS_STRING(tail), tail_size)
-        return Ext(code, data)
+        at = self.extension(code, total)
+        memcpy(at, head, 4)
+        at += 4
+        if claim is not None:
+            memcpy(at, &segment, 8)
+            at += 8
+        memcpy(at, &offset, 8)
+        memcpy(at + 8, dims, 8 * ndim)
+        memcpy(at + 8 + 8 * ndim, PyBytes_AS_STRING(tail), tail_size)
+        return 0
 
     cdef object claimed(self, size_t address, size_t size):
         """Where lent memory lies; None for other memory, and for a loan that this payload holds already: two
@@ -1124,9 +1335,8 @@ cdef class Plan:
 
     # -- results
 
-    cdef int measure(self, object tree) except -1:
-        self.header = encode_header(tree)
-        cdef size_t size = PyBytes_GET_SIZE(self.header)
+    cdef int measure(self) except -1:
+        cdef size_t size = self.head.size
         if size > MAX_HEADER_BYTES:
             raise CodecError(
                 f"payload: its structure alone takes {size} bytes, more than the limit of {MAX_HEADER_BYTES}: "
@@ -1141,13 +1351,13 @@ cdef class Plan:
 
     cdef size_t begin(self, char *target) noexcept:
         """Write prefix and header; returns how long they are."""
-        cdef uint32_t header_size = PyBytes_GET_SIZE(self.header)
+        cdef uint32_t header_size = self.head.size
         cdef uint64_t frame_size = self.frame_size
         memcpy(target, PyBytes_AS_STRING(MAGIC), 4)
         target[3] = <char> (FORMAT | (HOST_BIT if self.host else 0) | (ALIGNED_BIT if self.align == 64 else 0))
         memcpy(target + 4, &header_size, 4)
         memcpy(target + 8, &frame_size, 8)
-        memcpy(target + PREFIX, PyBytes_AS_STRING(self.header), header_size)
+        memcpy(target + PREFIX, self.head.bytes, header_size)
         return PREFIX + header_size
 
     cdef int write(self, char *target, size_t stream_from) except -1:
@@ -1271,7 +1481,7 @@ cdef class Plan:
 
     cdef void fill_gaps(self, char *target) noexcept:
         """Zeros: what lay there before must not travel along."""
-        cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
+        cdef size_t at = PREFIX + self.head.size
         cdef size_t i, next_
         for i in range(self.count):
             next_ = self.start + self.pieces[i].offset
@@ -1308,7 +1518,7 @@ cdef class Plan:
         cdef char *base = PyBytes_AS_STRING(memory)
         cdef char *run = base
         cdef char *end = base + self.begin(base)
-        cdef size_t at = PREFIX + PyBytes_GET_SIZE(self.header)
+        cdef size_t at = PREFIX + self.head.size
         cdef size_t next_
         for i in range(self.count):
             next_ = self.start + self.pieces[i].offset
@@ -1358,16 +1568,22 @@ cdef class Plan:
         return data
 
 
-cdef inline void put_numbers(uint8_t *data, uint64_t first, uint64_t second) noexcept:
-    memcpy(data + 8, &first, 8)
-    memcpy(data + 16, &second, 8)
-
-
 cdef inline uint64_t number_at(const uint8_t *data, int at) noexcept:
     """Read without assuming an alignment: extension values stand anywhere in a header."""
     cdef uint64_t value
     memcpy(&value, data + at, 8)
     return value
+
+
+cdef inline bint plain_key(object key):
+    """Does msgpack give it back as it is?"""
+    cdef int overflow = 0
+    if type(key) is str:
+        return PyUnicode_IS_COMPACT_ASCII(key) or plain_text(key)
+    if type(key) is not int:
+        return False
+    PyLong_AsLongLongAndOverflow(key, &overflow)
+    return overflow == 0
 
 
 cdef bint plain_text(str text):
@@ -1982,7 +2198,8 @@ cdef class Codec:
         plan.steps = steps
         plan.depth = plan.deepest = 0
         try:
-            plan.measure(plan.walk(obj, 0))
+            plan.walk(obj, 0)
+            plan.measure()
         except (FastShmError, MemoryError):
             raise
         except RecursionError:
