@@ -162,7 +162,8 @@ cdef enum:
     ALIGNED_BIT = 0x40
     VERSION_BITS = 0x3F
     LARGE = 4096
-    KEY_SLOTS = 512
+    KEY_BITS = 9
+    KEY_SLOTS = 512  # 2 ** KEY_BITS
 
 COPY_BELOW = LARGE
 MAX_DEPTH = STEPS
@@ -1708,16 +1709,22 @@ cdef class _Reader:
         self.need(1)
         cdef uint8_t tag = self.at[0]
         cdef size_t size = tag & 31
-        cdef size_t slot = 5381
-        cdef size_t i
+        cdef size_t slot, i
+        cdef uint64_t[2] ends
         cdef PyObject *known
         if not 0xA0 <= tag <= 0xBF or size == 0:
             return self.read(depth)
         self.at += 1
         self.need(size)
-        for i in range(size):
-            slot = slot * 33 ^ self.at[i]
-        slot = (slot ^ slot >> 9) & (KEY_SLOTS - 1)
+        # Its ends tell most keys apart: to take in each byte would cost as much as the rest of a short value.
+        if size >= 8:
+            memcpy(&ends[0], self.at, 8)
+            memcpy(&ends[1], self.at + size - 8, 8)
+        else:
+            ends[0] = ends[1] = 0
+            for i in range(size):
+                ends[0] = ends[0] << 8 | self.at[i]
+        slot = <size_t> ((ends[0] ^ ends[1] * 31 ^ size) * <uint64_t> 0x9E3779B97F4A7C15 >> (64 - KEY_BITS))
         known = PyList_GET_ITEM(known_keys, slot)
         if known != <PyObject *> None:
             key = <object> known

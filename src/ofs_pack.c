@@ -1,5 +1,6 @@
 #include "ofs_pack.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,11 +27,6 @@ static inline uint8_t *more(struct ofs_pack *pack, size_t size)
     uint8_t *at = pack->bytes + pack->size;
     pack->size += size;
     return at;
-}
-
-uint8_t *ofs_pack_more(struct ofs_pack *pack, size_t size)
-{
-    return more(pack, size);
 }
 
 /* The highest byte first. */
@@ -112,9 +108,16 @@ static int sized(struct ofs_pack *pack, uint8_t tag, int narrowest, size_t size)
 
 int ofs_pack_str(struct ofs_pack *pack, const char *utf8, size_t size)
 {
-    if (size < 32 ? ofs_pack_byte(pack, (uint8_t)(0xa0 | size)) : sized(pack, 0xd9, 1, size))
-        return -1;
-    return ofs_pack_raw(pack, utf8, size);
+    uint8_t *at;
+    if (size < 32) {
+        at = more(pack, 1 + size);
+        if (at == NULL)
+            return -1;
+        at[0] = (uint8_t)(0xa0 | size);
+        memcpy(at + 1, utf8, size);
+        return 0;
+    }
+    return sized(pack, 0xd9, 1, size) ? -1 : ofs_pack_raw(pack, utf8, size);
 }
 
 int ofs_pack_bin(struct ofs_pack *pack, const void *bytes, size_t size)
@@ -134,14 +137,13 @@ int ofs_pack_map(struct ofs_pack *pack, size_t count)
 
 uint8_t *ofs_pack_ext(struct ofs_pack *pack, int8_t code, size_t size)
 {
-    int rc;
-    if (size == 1 || size == 2 || size == 4 || size == 8 || size == 16) {
-        uint8_t tag = 0xd4; /* and the next four, for 2, 4, 8 and 16 */
-        for (size_t of = 1; of < size; of *= 2)
-            tag++;
-        rc = ofs_pack_byte(pack, tag);
-    } else {
-        rc = sized(pack, 0xc7, 1, size);
-    }
-    return rc || ofs_pack_byte(pack, (uint8_t)code) ? NULL : more(pack, size);
+    bool fixed = size && size <= 16 && (size & (size - 1)) == 0;
+    /* 0xd4 to 0xd8 are for 1, 2, 4, 8 and 16 bytes. */
+    if (fixed ? ofs_pack_byte(pack, (uint8_t)(0xd4 + __builtin_ctzl(size))) : sized(pack, 0xc7, 1, size))
+        return NULL;
+    uint8_t *at = more(pack, 1 + size);
+    if (at == NULL)
+        return NULL;
+    at[0] = (uint8_t)code;
+    return at + 1;
 }
