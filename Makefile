@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.ready
 DOCS_STAMP = $(VENV)/.docs-ready
 BENCH_STAMP = $(VENV)/.bench
-SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd) setup.py pyproject.toml
+SOURCES = $(wildcard src/*.c src/*.h src/*.pyx src/*.pxd src/*/*.pxd) setup.py pyproject.toml
 
 .PHONY: demo demo-mooncake test test-vllm-omni sanitizers instructions bench bench-smoke bench-mooncake torture lint docs pages
 .PHONY: bench-vllm-omni wheel wheels matrix clean

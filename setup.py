@@ -33,7 +33,7 @@ FAULTS = bool(os.environ.get("OMNI_FASTSHM_FAULTS"))
 if FAULTS:
     FLAGS += ["-DOFS_FAULTS", "-O1"]
 
-HEADERS = sorted(glob("src/*.h")) + sorted(glob("src/*.pxd"))
+HEADERS = sorted(glob("src/*.h")) + sorted(glob("src/*.pxd")) + sorted(glob("src/omni_fastshm/*.pxd"))
 
 
 def extension(name: str, *sources: str) -> Extension:
@@ -50,7 +50,9 @@ def extension(name: str, *sources: str) -> Extension:
 CORE = extension("_core", *(f"ofs_{part}.c" for part in PARTS), *(["../tests/native/fault.c"] if FAULTS else []))
 setup(
     ext_modules=cythonize(
-        [CORE] if FAULTS else [CORE, extension("_codec", "ofs_copy.c", "ofs_pack.c"), extension("_place"), extension("_meter")],
+        [CORE]
+        if FAULTS
+        else [CORE, extension("_codec", "ofs_copy.c", "ofs_pack.c"), extension("_place"), extension("_meter")],
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
         include_path=["src"],

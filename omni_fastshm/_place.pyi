@@ -16,8 +16,10 @@ class Path:
     def __new__(
         cls,
         *,
-        plan: Callable[..., Any],
-        read: Callable[..., Any],
+        codec: Any,
+        host_wire: bool,
+        allow_pickle: bool,
+        decoder: Any,
         meter: Any,
         threshold: int,
         keyed: bool,

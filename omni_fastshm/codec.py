@@ -21,7 +21,7 @@ from omni_fastshm._codec_host import host_kind
 from omni_fastshm._staging_devices import devices
 from omni_fastshm.errors import CodecError
 
-__all__ = ["COPY_BELOW", "Plan", "decode", "decoder", "plan", "register_type"]
+__all__ = ["CODEC", "COPY_BELOW", "Plan", "decode", "decoder", "plan", "register_type"]
 
 Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
@@ -55,7 +55,7 @@ def register_type(cls: type, encode: Encode, decode: Decode, *, name: str | None
         raise CodecError(f"{wire_name!r} is already the name of {known[0]!r}; give {cls!r} another `name`")
     _by_class[cls] = (wire_name, encode)
     _by_name[wire_name] = (cls, decode)
-    _CODEC.forget_types()
+    CODEC.forget_types()
 
 
 def _restore_custom(name: str, items: tuple[Any, ...], types: Collection[str]) -> Any:
@@ -147,9 +147,9 @@ def _classify(cls: type, host: bool) -> Kind:
     return kind if kind is not None else _refusal(cls)
 
 
-_CODEC = _codec.Codec(
+CODEC = _codec.Codec(
     classify=_classify, restore=_restore, describe_dtype=describe_dtype, parse_dtype=parse_dtype, devices=devices
 )
-plan = _CODEC.plan
-decode = _CODEC.decode
-decoder = _CODEC.decoder
+plan = CODEC.plan
+decode = CODEC.decode
+decoder = CODEC.decoder

@@ -12,6 +12,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndS
 from cpython.dict cimport PyDict_GetItem, PyDict_Next
 from cpython.exc cimport PyErr_Clear
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
@@ -273,8 +274,10 @@ cdef ImportTensor import_tensor = NULL
 cdef enum:
     DL_KINDS = 32
     DL_SIZES = 5  # 1, 2, 4, 8 and 16 bytes
+    DL_NOBODY = -1
+    DL_SEVERAL = -2
 
-cdef int dl_codes[DL_KINDS][DL_SIZES]  # the number on the wire, or -1 where there is none, or more than one
+cdef int dl_codes[DL_KINDS][DL_SIZES]  # the number on the wire of what DLPack calls that, or one of the two above
 
 cdef object numpy = None
 cdef object ndarray = None
@@ -295,26 +298,15 @@ cdef int need_torch() except -1:
     to_dlpack = module._C._to_dlpack
     strided = module.strided
     cdef int code
-    cdef DLManagedTensor *managed
     for code, name in enumerate(TORCH_DTYPES):
         dtype = getattr(module, name, None)
-        if dtype is None:
-            continue
-        dtypes[code] = dtype
-        dtype_codes[dtype] = code
-        itemsizes[code] = dtype.itemsize
-        dl_direct[code] = False
-        try:
-            # Viewed, not made as this dtype: torch warns when some are made.
-            probe = module.empty(dtype.itemsize, dtype=module.uint8, device="cpu").view(dtype)
-            capsule = to_dlpack(probe)
-            managed = <DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")
-            dl_types[code] = managed.tensor.dtype
-            direct = managed.tensor.dtype.bits * managed.tensor.dtype.lanes == itemsizes[code] * 8
-            dl_direct[code] = direct and managed.tensor.ndim == 1 and from_dlpack(capsule).dtype is dtype
-        except Exception:
-            pass  # not known to this torch's DLPack: made as bytes and viewed as the dtype
-    number_dl_types()
+        if dtype is not None:
+            dtypes[code] = dtype
+            dtype_codes[dtype] = code
+            itemsizes[code] = dtype.itemsize
+    memset(dl_codes, 0xFF, sizeof(dl_codes))
+    for dtype in {each for each in vars(module).values() if type(each) is module.dtype}:
+        probe_dtype(module, dtype)
     find_exchange(module)
     torch = module
     return 0
@@ -329,19 +321,36 @@ cdef inline int dl_size(const DLDataType *dtype) noexcept:
     return -1
 
 
-cdef int code_of(const DLDataType *dtype) noexcept:
-    """The number on the wire of a DLPack dtype; -1 for what torch is to be asked about."""
+cdef int code_of(t, const DLDataType *dtype) except -2:
+    """The number on the wire of a tensor's dtype; -1 for one that does not travel as DLPack calls it."""
     cdef int size = dl_size(dtype)
-    return -1 if size < 0 or dtype.code >= DL_KINDS else dl_codes[dtype.code][size]
+    cdef int code = DL_SEVERAL if size < 0 or dtype.code >= DL_KINDS else dl_codes[dtype.code][size]
+    if code == DL_SEVERAL:
+        code = dtype_codes.get(t.dtype, DL_NOBODY)
+    return code if 0 <= code < DTYPES and dl_direct[code] else DL_NOBODY
 
 
-cdef void number_dl_types() noexcept:
-    cdef int code, size
-    memset(dl_codes, 0xFF, sizeof(dl_codes))
-    for code in range(DTYPES):
-        size = dl_size(&dl_types[code]) if dl_direct[code] and dl_types[code].code < DL_KINDS else -1
-        if size >= 0:
-            dl_codes[dl_types[code].code][size] = code if dl_codes[dl_types[code].code][size] == -1 else -1
+cdef int probe_dtype(module, dtype) except -1:
+    """What DLPack calls it, and whether that comes back as the same dtype."""
+    cdef int code = dtype_codes.get(dtype, DTYPES)
+    cdef DLManagedTensor *managed
+    cdef DLDataType seen
+    cdef int size
+    try:
+        # Viewed, not made as this dtype: torch warns when some are made.
+        capsule = to_dlpack(module.empty(dtype.itemsize, dtype=module.uint8, device="cpu").view(dtype))
+        managed = <DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")
+        seen = managed.tensor.dtype
+        size = dl_size(&seen)
+        if size >= 0 and seen.code < DL_KINDS:  # int7 and int8, say, have one name
+            dl_codes[seen.code][size] = code if dl_codes[seen.code][size] == DL_NOBODY else DL_SEVERAL
+        if code < DTYPES:
+            dl_types[code] = seen
+            direct = seen.bits * seen.lanes == itemsizes[code] * 8
+            dl_direct[code] = direct and managed.tensor.ndim == 1 and from_dlpack(capsule).dtype is dtype
+    except Exception:
+        pass  # not known to this torch's DLPack: made as bytes and viewed as the dtype
+    return 0
 
 
 cdef int find_exchange(module) except -1:
@@ -415,7 +424,9 @@ cdef void drop_owner(Owner *owner) noexcept nogil:
             return  # taking the GIL now would hang or end this thread; the process is going away anyway
         with gil:
             PyBuffer_Release(&owner.buffer)
-    free(owner)
+            PyMem_Free(owner)
+    else:
+        free(owner)
 
 
 cdef void drop_managed(DLManagedTensorVersioned *managed) noexcept nogil:
@@ -437,7 +448,8 @@ cdef void drop_capsule(PyObject *capsule) noexcept:
 cdef Owner *new_owner(int ndim, size_t room) except NULL:
     """Struct, shape and strides, then (64-byte aligned) `room` bytes; `tensor.data` points at these."""
     cdef size_t head = sizeof(Owner) + <size_t> (ndim + 1) * 16
-    cdef Owner *owner = <Owner *> malloc(head + room + 64)
+    # One with a buffer is freed under the GIL, so that it may come from Python's pools, which take half the time.
+    cdef Owner *owner = <Owner *> (malloc(head + room + 64) if room else PyMem_Malloc(head + 64))
     if owner == NULL:
         raise MemoryError(f"no memory for a tensor of {room} bytes")
     if room >= HUGE_FROM:
@@ -504,7 +516,7 @@ cdef object tensor_over(object view, int code, int ndim, const int64_t *shape, s
     try:
         PyObject_GetBuffer(view, &owner.buffer, PyBUF_SIMPLE)
     except BaseException:
-        free(owner)
+        PyMem_Free(owner)
         raise
     owner.holds_buffer = True
     if <size_t> owner.buffer.len < nbytes:
@@ -1161,7 +1173,7 @@ cdef class Plan:
             except Exception:
                 return False
             tensor = &(<DLManagedTensor *> PyCapsule_GetPointer(<PyObject *> capsule, "dltensor")).tensor
-        code = code_of(&tensor.dtype)
+        code = code_of(t, &tensor.dtype)
         if code < 0 or tensor.device.device_type != 1 or tensor.ndim > MAX_DIMS or tensor.data == NULL:
             return False
         for i in range(tensor.ndim - 1, -1, -1):
@@ -1543,12 +1555,11 @@ cdef class Plan:
             sizes.append(<size_t> (end - run))
         return addresses, sizes, memory
 
-    def bytes_below(self, size_t limit):
+    cdef bytes below(self, size_t limit):
         """`to_bytes` of a payload of less than `limit` bytes of serialized size, None for any other."""
         return self.to_bytes() if self.size < limit and not self.external else None
 
-    @property
-    def direct(self):
+    cdef bint direct(self) noexcept:
         """Are all of its bytes in host memory, and none of them in loans?"""
         return not (self.external or self.deferred)
 
@@ -2000,6 +2011,10 @@ cdef class _Reader:
             return False
         return size <= self.copy_below or not self.writable and not readonly_view_ok
 
+    cdef object view(self, size_t at, size_t size, bint readonly):
+        return quick_view(self.source, at, size, readonly) if type(self.source) is quick_source else (
+            self.source.view(at, size, readonly))
+
     cdef object outside(self, uint64_t segment, uint64_t offset, size_t size, bint readonly):
         if self.source is None:
             self.broken("a buffer lies in a shared segment, but this came without one")
@@ -2040,7 +2055,7 @@ cdef class _Reader:
             if external:
                 view = self.outside(segment, offset, nbytes, private)
             else:
-                view = self.source.view(at, nbytes, False)
+                view = self.view(at, nbytes, False)
             if private:
                 out = self.copied_tensor(view, code, ndim, dims, count)
             else:
@@ -2118,7 +2133,7 @@ cdef class _Reader:
             if external:
                 view = self.outside(segment, offset, nbytes, not self.writable)
             else:
-                view = self.source.view(at, nbytes, not self.writable)
+                view = self.view(at, nbytes, not self.writable)
             out = ndarray(shape, dtype, view)
             if private:
                 out = out.copy()
@@ -2192,9 +2207,12 @@ cdef class Codec:
         Raises:
             CodecError: something cannot be carried; the message starts with the path to it.
         """
+        return self.planned(obj, is_host(wire), allow_pickle, loans)
+
+    cdef Plan planned(self, obj, bint host, bint allow_pickle, loans):
         cdef Step steps[STEPS + 1]
         cdef Plan plan = Plan.__new__(Plan)
-        plan.host = is_host(wire)
+        plan.host = host
         plan.codec = self
         plan.kinds = self.host_kinds if plan.host else self.kinds
         plan.allow_pickle = allow_pickle
@@ -2278,11 +2296,14 @@ cdef class Decoder:
 
     def read(self, frame, source=None, copy=None, bint writable=True, device=None):
         """What `Codec.decode` does, with its arguments in this order."""
+        return self.payload(frame, source, -1 if copy is None else 1 if copy else 0, writable, device)
+
+    cdef object payload(self, frame, source, int copy, bint writable, device):
         cdef Py_buffer buffer
         cdef _Reader reader = _Reader.__new__(_Reader)
         reader.codec = self.codec
         reader.source = source
-        reader.copy = -1 if copy is None else 1 if copy else 0
+        reader.copy = copy
         reader.writable = writable
         reader.types = self.types
         reader.allow_pickle = self.allow_pickle
@@ -2300,6 +2321,36 @@ cdef class Decoder:
         if reader.placer is not None:
             reader.placer.done()
         return data
+
+
+cdef object quick_source = None
+cdef View quick_view = NULL
+
+
+cdef int know_source(kind, View view) except -1:
+    global quick_source, quick_view
+    quick_source, quick_view = kind, view
+    return 0
+
+
+cdef object plan_of(codec, data, bint host, bint allow_pickle):
+    return (<Codec?> codec).planned(data, host, allow_pickle, None)
+
+
+cdef size_t size_of(plan) except? 0:
+    return (<Plan?> plan).size
+
+
+cdef bint is_direct(plan) except -1:
+    return (<Plan?> plan).direct()
+
+
+cdef bytes bytes_below(plan, size_t limit):
+    return (<Plan?> plan).below(limit)
+
+
+cdef object payload_of(decoder, bytes frame):
+    return (<Decoder?> decoder).payload(frame, None, -1, True, None)
 
 
 cdef bint is_host(object wire) except -1:

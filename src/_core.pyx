@@ -535,9 +535,14 @@ cdef class Outbox:
         made.open = True
         return made
 
-    cpdef tuple publish(self, Reservation room, uint64_t edge, uint64_t high, uint64_t low, uint64_t total,
-                        uint32_t takers, uint64_t stamp=0, tuple extents=()):
+    def publish(self, Reservation room, uint64_t edge, uint64_t high, uint64_t low, uint64_t total, uint32_t takers,
+                uint64_t stamp=0, tuple extents=()):
         """Make the bytes written at `room` takable; ``(block, sequence)``. `extents` go with the payload."""
+        self.reveal(room, ofs_key(edge, high, low), total, takers, stamp, extents)
+        return room.block, self.sequence - 1
+
+    cdef int reveal(self, Reservation room, ofs_key key, uint64_t total, uint32_t takers, uint64_t stamp,
+                    tuple extents) except -1:
         cdef ofs_content content
         cdef uint32_t block
         cdef Place place
@@ -547,7 +552,7 @@ cdef class Outbox:
         place = self.places[block]
         if extents:
             self.extents[block] = extents
-        content.key = ofs_key(edge, high, low)
+        content.key = key
         content.offset = place.offset
         content.frame_size = place.size
         content.total_size = total
@@ -561,18 +566,7 @@ cdef class Outbox:
         if ofs_control_key_slots(self.shared):
             ofs_keys_insert(self.shared, &content.key, block)
         self.sequence += 1
-        return block, self.sequence - 1
-
-    def send(self, plan not None, uint64_t frame_size, uint64_t edge, str request not None, uint64_t total,
-             uint64_t stamp=0):
-        """`reserve`, the plan's `pack_into` and `publish` in one, for a single taker; None when there is no room now."""
-        cdef Reservation room = self.reserve(frame_size)
-        cdef const uint64_t *key
-        if room is None:
-            return None
-        plan.pack_into(room.address)
-        key = request_hash_of(request)
-        return self.publish(room, edge, key[0], key[1], total, 1, stamp)
+        return 0
 
     def lend(self, uint64_t size):
         """An `Extent` of `size` bytes, or None when there is no room now, or never will be (`lost`)."""
@@ -730,6 +724,26 @@ cdef class Outbox:
         return self.live_count
 
 
+cdef uint32_t lent_of(outbox) except? 0xffffffff:
+    return (<Outbox?>outbox).lent
+
+
+cdef bint send(outbox, plan, uint64_t frame_size, uint64_t edge, str request, uint64_t total, uint64_t stamp,
+               uint32_t *block, uint64_t *sequence) except -1:
+    """`reserve`, the plan's `pack_into` and `publish` in one, for a single taker; False when there is no room now."""
+    cdef Outbox self = <Outbox?>outbox
+    cdef Reservation room = self.reserve(frame_size)
+    cdef const uint64_t *key
+    if room is None:
+        return False
+    plan.pack_into(room.address)
+    key = request_hash_of(request)
+    self.reveal(room, ofs_key(edge, key[0], key[1]), total, 1, stamp, ())
+    block[0] = room.block
+    sequence[0] = self.sequence - 1
+    return True
+
+
 cdef void *_grown(void *old, size_t size) except? NULL:
     cdef void *new
     if size == 0:
@@ -824,6 +838,9 @@ cdef class Lease:
 
     def view(self, uint64_t offset, uint64_t nbytes, bint readonly=False):
         """`nbytes` of the frame from `offset` on, as a buffer that keeps this lease."""
+        return self.part(offset, nbytes, readonly)
+
+    cdef LeaseView part(self, uint64_t offset, uint64_t nbytes, bint readonly):
         if offset > self.content.frame_size or nbytes > self.content.frame_size - offset:
             raise MetadataError(f"a leaf lies outside its frame: [{offset}, +{nbytes}) of {self.content.frame_size}",
                                 op="get", segment=self.inbox.control.name)
@@ -995,7 +1012,7 @@ cdef class Inbox:
                                 segment=lease.segment.name)
         return lease
 
-    cpdef object receive(self, uint32_t block, uint64_t sequence, uint64_t edge, str request, int64_t size, read):
+    cdef object receive(self, uint32_t block, uint64_t sequence, uint64_t edge, str request, int64_t size, read):
         """Hold that publication, rebuild its payload and use up a take, for whoever has a slot of his own.
 
         Args:
@@ -1112,6 +1129,14 @@ cdef class Inbox:
         return count
 
 
+cdef object view_of(lease, size_t offset, size_t nbytes, bint readonly):
+    return (<Lease?>lease).part(offset, nbytes, readonly)
+
+
+cdef object receive(inbox, uint32_t block, uint64_t sequence, uint64_t edge, str request, int64_t size, read):
+    return (<Inbox?>inbox).receive(block, sequence, edge, request, size, read)
+
+
 def cancel_older(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low, uint64_t stamp):
     """Drop the takes left of payloads under a key that were put before `stamp`, at all of these producers.
 
@@ -1124,6 +1149,18 @@ def cancel_older(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low, uint
     for inbox in inboxes:
         count += ofs_keys_cancel_older(inbox.shared, &key, stamp)
     return count
+
+
+def supersede(tuple inboxes not None, uint64_t edge, str request not None, uint64_t stamp):
+    """`cancel_older` for a payload that was just put with that stamp; True where one put later is there already."""
+    cdef const uint64_t *hashed = request_hash_of(request)
+    cdef ofs_key key = ofs_key(edge, hashed[0], hashed[1])
+    cdef ofs_found best
+    cdef Inbox inbox
+    cdef bint older = False
+    for inbox in inboxes:
+        ofs_keys_cancel_older(inbox.shared, &key, stamp)
+    return _newest(inboxes, key, &best, &older) is not None and best.stamp > stamp
 
 
 def find_newest(tuple inboxes, uint64_t edge, uint64_t high, uint64_t low):
@@ -1233,3 +1270,12 @@ cdef class Directory:
     def wait(self, uint32_t stage, uint32_t seen, uint64_t spin_ns, uint64_t slice_ns, uint64_t deadline_ns):
         """Sleep until the bell shows something else; False when the slice or the time is over."""
         return _sleep(self.segment, ofs_directory_bell(self.shared, stage), seen, spin_ns, slice_ns, deadline_ns)
+
+
+cdef uint64_t stamp_of(directory) except? 0:
+    return ofs_directory_stamp((<Directory?>directory).shared)
+
+
+cdef int ring(directory, uint32_t stage) except -1:
+    ofs_bell_ring(ofs_directory_bell((<Directory?>directory).shared, stage))
+    return 0

@@ -22,7 +22,7 @@ def listen(object function):
     listener = function
 
 
-cdef inline uint64_t _now() noexcept:
+cdef uint64_t now_ns() noexcept:
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
     return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
@@ -30,7 +30,7 @@ cdef inline uint64_t _now() noexcept:
 
 def start():
     """The clock before a put or get, for `Meter`; in nanoseconds."""
-    return _now()
+    return now_ns()
 
 
 cdef struct Side:  # one direction of an edge
@@ -119,40 +119,50 @@ cdef class Meter:
         listener(self, op, edge, request, size, ns, outcome)
         return 0
 
+    cdef int put(self, uint64_t began, tuple edge, str request, uint64_t size, bint inline_) except -1:
+        cdef uint64_t ns = now_ns() - began
+        cdef _Edge found = self.edge(edge)
+        self.puts += 1
+        self.bytes += size
+        self.inline += inline_
+        self.large += size > self.limit
+        _count(&found.put, size, ns)
+        if listener is not None:
+            self.tell("put", edge, request, size, ns, "ok")
+        return 0
+
+    cdef int get(self, uint64_t began, tuple edge, str request, uint64_t size) except -1:
+        cdef uint64_t ns = now_ns() - began
+        cdef _Edge found = self.edge(edge)
+        self.gets += 1
+        self.bytes += size
+        _count(&found.get, size, ns)
+        if listener is not None:
+            self.tell("get", edge, request, size, ns, "ok")
+        return 0
+
     def sent(self, uint64_t began, tuple edge not None, str request, tuple answer not None):
         """A put ended with this answer."""
-        cdef uint64_t ns = _now() - began, size
-        cdef _Edge found = self.edge(edge)
+        cdef _Edge found
         if answer[0] is True:
-            size = answer[1]
-            self.puts += 1
-            self.bytes += size
-            self.inline += "inline_bytes" in <dict>answer[2]
-            self.large += size > self.limit
-            _count(&found.put, size, ns)
-            if listener is not None:
-                self.tell("put", edge, request, size, ns, "ok")
-        else:
-            found.put.missed += 1
-            if listener is not None:
-                self.tell("put", edge, request, 0, ns, "refused")
+            self.put(began, edge, request, answer[1], "inline_bytes" in <dict>answer[2])
+            return
+        found = self.edge(edge)
+        found.put.missed += 1
+        if listener is not None:
+            self.tell("put", edge, request, 0, now_ns() - began, "refused")
 
-    def got(self, uint64_t began, tuple edge not None, str request, tuple found):
+    def got(self, uint64_t began, tuple edge not None, str request, tuple answer):
         """A get ended with this: ``(object, size)`` or None."""
-        cdef uint64_t ns = _now() - began, size
-        cdef _Edge at = self.edge(edge)
-        if found is None:
-            self.misses += 1
-            at.get.missed += 1
-            if listener is not None:
-                self.tell("get", edge, request, 0, ns, "none")
-        else:
-            size = found[1]
-            self.gets += 1
-            self.bytes += size
-            _count(&at.get, size, ns)
-            if listener is not None:
-                self.tell("get", edge, request, size, ns, "ok")
+        cdef _Edge found
+        if answer is not None:
+            self.get(began, edge, request, answer[1])
+            return
+        self.misses += 1
+        found = self.edge(edge)
+        found.get.missed += 1
+        if listener is not None:
+            self.tell("get", edge, request, 0, now_ns() - began, "none")
 
     def forget_misses(self, tuple edge not None, uint64_t count):
         """So many of the gets that gave None were looks of one that waits."""
@@ -162,7 +172,7 @@ cdef class Meter:
 
     def failed(self, str op not None, uint64_t began, tuple edge not None, str request):
         """A "put" or "get" raised."""
-        cdef uint64_t ns = _now() - began
+        cdef uint64_t ns = now_ns() - began
         cdef _Edge found = self.edge(edge)
         self.errors += 1
         if op == "put":
@@ -181,3 +191,11 @@ cdef class Meter:
         cdef _Edge each
         return [(key[0], key[1], _figures(&(<_Edge>value).put), _figures(&(<_Edge>value).get))
                 for key, value in list(self.known.items())]
+
+
+cdef int count_put(meter, uint64_t began, tuple edge, str request, uint64_t size, bint inline_) except -1:
+    return (<Meter?>meter).put(began, edge, request, size, inline_)
+
+
+cdef int count_get(meter, uint64_t began, tuple edge, str request, uint64_t size) except -1:
+    return (<Meter?>meter).get(began, edge, request, size)

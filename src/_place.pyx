@@ -6,15 +6,22 @@ and `read` are the metadata of a payload in shared memory. `read` knows only wha
 """
 cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_GetItem
+from cpython.dict cimport PyDict_Copy
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ofs cimport OFS_BLOCK_LIMIT
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from omni_fastshm cimport _codec, _core, _meter
+
+from omni_fastshm._core import Lease
+
+_codec.know_source(Lease, _core.view_of)
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object)
+    # Unlike PyDict_GetItem it need not put aside an exception that may be on its way.
+    PyObject *PyDict_GetItemWithError(object, object) except? NULL
 
 
 def make(str name not None, uint64_t size, uint32_t block, uint64_t sequence, tuple edge not None,
@@ -30,19 +37,30 @@ def make(str name not None, uint64_t size, uint32_t block, uint64_t sequence, tu
         request: the request id.
         host: the producer's, as `segments.host_identity` gives it.
     """
+    return filled(place_at(name, edge, host), size, block, sequence, request)
+
+
+cdef dict place_at(str name, tuple edge, str host):
+    """What is the same in all places of one producer and edge."""
     return {
-        "shm": {
-            "name": name,
-            "size": size,
-            "block": block,
-            "sequence": sequence,
-            "from_stage": edge[0],
-            "to_stage": edge[1],
-            "request_id": request,
-            "host": host,
-        },
-        "size": size,
+        "name": name,
+        "size": 0,
+        "block": 0,
+        "sequence": 0,
+        "from_stage": edge[0],
+        "to_stage": edge[1],
+        "request_id": "",
+        "host": host,
     }
+
+
+cdef dict filled(dict place, uint64_t size, uint32_t block, uint64_t sequence, str request):
+    cdef object total = size
+    place["size"] = total
+    place["block"] = block
+    place["sequence"] = sequence
+    place["request_id"] = request
+    return {"shm": place, "size": total}
 
 
 cdef struct Place:
@@ -68,7 +86,7 @@ cdef object read_place(object metadata, tuple edge, str request, str host, Place
     cdef int64_t size, block, sequence
     if type(metadata) is not dict:
         return None
-    found = PyDict_GetItem(metadata, "shm")
+    found = PyDict_GetItemWithError(metadata, "shm")
     if found == NULL or type(<object>found) is not dict:
         return None
     place = <dict>found
@@ -80,21 +98,21 @@ cdef object read_place(object metadata, tuple edge, str request, str host, Place
     sequence = whole(place, "sequence")
     if size < 0 or sequence < 0 or not 0 <= block < OFS_BLOCK_LIMIT or whole(<dict>metadata, "size") != size:
         return None
-    found = PyDict_GetItem(place, "name")
+    found = PyDict_GetItemWithError(place, "name")
     if found == NULL or type(<object>found) is not str:
         return None
     at.block, at.sequence, at.size = <uint32_t>block, sequence, size
     return <object>found
 
 
-cdef bint is_text(dict place, str key, str wanted):
-    cdef PyObject *found = PyDict_GetItem(place, key)
+cdef bint is_text(dict place, str key, str wanted) except -1:
+    cdef PyObject *found = PyDict_GetItemWithError(place, key)
     return found != NULL and type(<object>found) is str and <str>found == wanted
 
 
 cdef int64_t whole(dict place, str key) except? -1:
     """The number that stands there, -1 when it is none."""
-    cdef PyObject *found = PyDict_GetItem(place, key)
+    cdef PyObject *found = PyDict_GetItemWithError(place, key)
     if found == NULL or type(<object>found) is not int:
         return -1
     try:
@@ -111,12 +129,8 @@ cdef class Edge:
     cdef tuple names
     cdef uint64_t number
     cdef uint32_t bell    # that the receiver listens to
-
-
-cdef inline uint64_t now_ns() noexcept:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+    cdef str name         # of the producer that `place` is for
+    cdef dict place       # what is the same in all its places on this edge
 
 
 @cython.final
@@ -124,8 +138,9 @@ cdef class Path:
     """The everyday way of one connector's puts and gets.
 
     Args:
-        plan: `codec.plan` with this connector's settings.
-        read: `Decoder.read` with this connector's settings.
+        codec: what `codec.plan` is a method of.
+        host_wire, allow_pickle: how payloads are planned.
+        decoder: what reads them.
         meter: counts them.
         threshold: from this serialized size on payloads go to shared memory.
         keyed: so do all others, and they are announced by key.
@@ -137,19 +152,23 @@ cdef class Path:
         alone: up to this size, exclusive, the calling thread copies by itself.
     """
     cdef public bint open       # False as soon as the connector stops
-    cdef public object producer # None until the first payload in shared memory
-    cdef object take_apart, rebuild, meter, edge_of, name_of
+    cdef object sender          # the producer; None until the first payload in shared memory
+    cdef object outbox, queue, directory  # its parts, which it has for good
+    cdef object codec, decoder, rebuild, meter, edge_of, name_of
     cdef dict inboxes
     cdef str host
     cdef size_t threshold, alone
-    cdef bint keyed
+    cdef bint keyed, host_wire, allow_pickle
     cdef readonly bint views
     cdef Edge last
 
-    def __cinit__(self, *, plan, read, meter, size_t threshold, bint keyed, dict inboxes not None, str host not None,
-                  edge, name, bint views, size_t alone):
-        self.take_apart = plan
-        self.rebuild = read
+    def __cinit__(self, *, codec, bint host_wire, bint allow_pickle, decoder, meter, size_t threshold, bint keyed,
+                  dict inboxes not None, str host not None, edge, name, bint views, size_t alone):
+        self.codec = codec
+        self.host_wire = host_wire
+        self.allow_pickle = allow_pickle
+        self.decoder = decoder
+        self.rebuild = decoder.read
         self.meter = meter
         self.threshold = 0 if keyed else threshold
         self.keyed = keyed
@@ -161,6 +180,19 @@ cdef class Path:
         self.alone = alone
         self.last = Edge.__new__(Edge)
         self.last.sender = self.last.receiver = self  # nobody's stage
+
+    @property
+    def producer(self):
+        """Who puts; None until the first payload in shared memory."""
+        return self.sender
+
+    @producer.setter
+    def producer(self, producer):
+        if producer is None:
+            self.outbox = self.queue = self.directory = None
+        else:
+            self.outbox, self.queue, self.directory = producer.outbox, producer.queue, producer.directory
+        self.sender = producer
 
     cdef Edge edge(self, object sender, object receiver):
         cdef Edge edge = self.last
@@ -183,40 +215,51 @@ cdef class Path:
         if not self.open:
             return NotImplemented
         edge, request = self.edge(from_stage, to_stage), self.request(request_id)
-        if self.producer is not None and self.producer.outbox.lent:
+        if self.outbox is not None and _core.lent_of(self.outbox):
             return NotImplemented
-        began = now_ns()
+        began = _meter.now_ns()
         try:
-            plan = self.take_apart(data)
-            frame = plan.bytes_below(self.threshold)
+            plan = _codec.plan_of(self.codec, data, self.host_wire, self.allow_pickle)
+            frame = _codec.bytes_below(plan, self.threshold)
             if frame is None:
-                answer = self.send(connector, edge, request, data, plan)
-            else:
-                answer = True, PyBytes_GET_SIZE(frame), {"inline_bytes": frame, "size": PyBytes_GET_SIZE(frame)}
+                return self.send(connector, edge, request, data, plan, began)
+            size = PyBytes_GET_SIZE(frame)
+            answer = True, size, {"inline_bytes": frame, "size": size}
         except Exception:
             self.meter.failed("put", began, edge.names, request)
             raise
+        _meter.count_put(self.meter, began, edge.names, request, PyBytes_GET_SIZE(frame), True)
+        return answer
+
+    cdef object send(self, connector, Edge edge, str request, data, plan, uint64_t began):
+        """Into shared memory."""
+        cdef uint64_t size = _codec.size_of(plan), stamp = 0, sequence = 0
+        cdef uint32_t block = 0
+        producer, outbox, directory = self.sender, self.outbox, self.directory
+        # None may overtake another one that waits for room, and extra segments are to be given back some time.
+        if producer is None or self.queue or producer.extra or size >= self.alone or not _codec.is_direct(plan):
+            return self.sent(edge, request, began, connector._send(edge.names, request, data, plan, 1))
+        if self.keyed:
+            stamp = _core.stamp_of(directory)
+        if not _core.send(outbox, plan, size, edge.number, request, size, stamp, &block, &sequence):
+            return self.sent(edge, request, began, connector._send(edge.names, request, data, plan, 1))
+        if self.keyed:
+            _core.ring(directory, edge.bell)
+        if self.keyed or not self.open:
+            connector._settle(producer, edge.names, request, block, sequence, stamp)
+        metadata = filled(self.place(edge, producer), size, block, sequence, request)
+        _meter.count_put(self.meter, began, edge.names, request, size, False)
+        return True, metadata["size"], metadata
+
+    cdef object sent(self, Edge edge, str request, uint64_t began, answer):
         self.meter.sent(began, edge.names, request, answer)
         return answer
 
-    cdef object send(self, connector, Edge edge, str request, data, plan):
-        """Into shared memory."""
-        cdef uint64_t size = plan.size, stamp = 0, block, sequence
-        producer = self.producer
-        # None may overtake another one that waits for room, and extra segments are to be given back some time.
-        if producer is None or producer.queue or producer.extra or size >= self.alone or not plan.direct:
-            return connector._send(edge.names, request, data, plan, 1)
-        if self.keyed:
-            stamp = producer.directory.stamp()
-        place = producer.outbox.send(plan, size, edge.number, request, size, stamp)
-        if place is None:
-            return connector._send(edge.names, request, data, plan, 1)
-        block, sequence = place
-        if self.keyed:
-            producer.directory.ring(edge.bell)
-        if self.keyed or not self.open:
-            connector._settle(producer, edge.names, request, block, sequence, stamp)
-        return True, size, make(producer.name, size, block, sequence, edge.names, request, self.host)
+    cdef dict place(self, Edge edge, producer):
+        cdef str name = producer.name
+        if edge.name is not name:
+            edge.place, edge.name = place_at(name, edge.names, self.host), name
+        return PyDict_Copy(edge.place)
 
     def get(self, connector, from_stage, to_stage, request_id, metadata):
         """What `get` returns for this metadata; NotImplemented where the connector is to find out why not."""
@@ -226,7 +269,7 @@ cdef class Path:
         if not self.open or type(metadata) is not dict:
             return NotImplemented
         edge, request = self.edge(from_stage, to_stage), self.request(request_id)
-        began = now_ns()
+        began = _meter.now_ns()
         try:
             found = self.take(edge, request, <dict>metadata)
             if found is NotImplemented:
@@ -238,16 +281,16 @@ cdef class Path:
         return found
 
     cdef object take(self, Edge edge, str request, dict metadata):
-        cdef PyObject *found = PyDict_GetItem(metadata, "inline_bytes")
+        cdef PyObject *found = PyDict_GetItemWithError(metadata, "inline_bytes")
         cdef Place place
         cdef bytes frame
         if found != NULL:
             if type(<object>found) is not bytes or whole(metadata, "size") != PyBytes_GET_SIZE(<object>found):
                 return NotImplemented
             frame = <bytes>found  # held: while it is read, other threads may take it out of the dict
-            return self.rebuild(frame), PyBytes_GET_SIZE(frame)
+            return _codec.payload_of(self.decoder, frame), PyBytes_GET_SIZE(frame)
         name = read_place(metadata, edge.names, request, self.host, &place) if self.views else None
         inbox = None if name is None else self.inboxes.get(name)
         if inbox is None:
             return NotImplemented
-        return inbox.receive(place.block, place.sequence, edge.number, request, place.size, self.rebuild)
+        return _core.receive(inbox, place.block, place.sequence, edge.number, request, place.size, self.rebuild)

@@ -61,6 +61,7 @@ static void compress(uint64_t state[8], const uint8_t block[BLOCK], uint64_t upt
     v[12] ^= upto;
     if (last)
         v[14] = ~v[14];
+#pragma GCC unroll 12 /* then the order is no table any more, and the state stays in registers */
     for (int round = 0; round < 12; round++) {
         const uint8_t *s = ORDER[round % 10];
         mix(v, 0, 4, 8, 12, m[s[0]], m[s[1]]);

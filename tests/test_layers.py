@@ -16,8 +16,9 @@ SRC = ROOT / "src"
 # Each may import only from lines above its own. Modules on one line do not know each other.
 LAYERS = [
     "errors",
-    "settings _codec _place _meter",
+    "settings _codec _meter",
     "base _core _codec_dtypes observers _staging_runtime",
+    "_place",
     "keys",
     "_codec_classes views placement _staging_cuda _staging_pins _staging_parked",
     "_staging_devices",
@@ -69,7 +70,7 @@ FACE = "__init__"  # re-exports; at import it loads only these:
 FACE_IMPORTS = {"base", "errors"}
 
 INCLUDES = [
-    "ofs_status.h ofs_atomic.h ofs_fault.h ofs_hash.h",
+    "ofs_status.h ofs_atomic.h ofs_fault.h ofs_hash.h ofs_pack.h",
     "ofs_layout.h ofs_segment.h ofs_ring.h ofs_copy.h",
     "ofs_wait.h",
     "ofs_block.h",
@@ -159,10 +160,27 @@ def test_only_commands_import_integrations() -> None:
 
 
 def test_compiled_modules_import_only_errors() -> None:
+    for name in COMPILED - {"_place"}:
+        text = (SRC / f"{name}.pyx").read_text()
+        ours = set(re.findall(r"^\s*(?:from|import)\s+omni_fastshm(?:\.(\w+))? import", text, flags=re.M))
+        assert ours <= {"errors"}, f"{name}.pyx imports {ours}"
+
+
+def test_what_compiled_modules_call_in_each_other_goes_down() -> None:
     for name in COMPILED:
         text = (SRC / f"{name}.pyx").read_text()
-        ours = set(re.findall(r"^\s*(?:from|import)\s+omni_fastshm(?:\.(\w+))?", text, flags=re.M))
-        assert ours <= {"errors"}, f"{name}.pyx imports {ours}"
+        lines = re.findall(r"^from omni_fastshm cimport ([\w, ]+)$", text, flags=re.M)
+        for other in re.findall(r"\w+", " ".join(lines)):
+            assert RANK[other] < RANK[name], f"{name}.pyx cimports {other}"
+        assert not re.search(r"from omni_fastshm\.\w+ cimport", text), (
+            "by the module's name, so that a reader sees whose it is"
+        )
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "omni_fastshm").glob("_[a-z]*.pxd")), ids=lambda p: p.name)
+def test_compiled_modules_share_functions_only(path: Path) -> None:
+    """A class in a .pxd ties its users to its layout."""
+    assert "cdef class" not in path.read_text()
 
 
 # ---- C

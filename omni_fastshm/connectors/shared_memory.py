@@ -21,8 +21,8 @@ from omni_fastshm._core import (
     Outbox,
     Reservation,
     cancel_older,
-    find_newest,
     receive_newest,
+    supersede,
 )
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
@@ -177,12 +177,11 @@ class SharedMemoryConnector(OmniConnectorBase):
             types=self._types, allow_pickle=self._pickle, wire=self._wire, copy_below=settings["copy_below"]
         )
         self._copiers = Copiers(settings["copy_threads"]) if settings["copy_threads"] > 1 else None
-        plan = codec.plan
-        if self._wire != "exact" or self._pickle:
-            plan = functools.partial(codec.plan, wire=self._wire, allow_pickle=self._pickle)
         self._path = _place.Path(
-            plan=plan,
-            read=self._decoder.read,
+            codec=codec.CODEC,
+            host_wire=self._wire == "host",
+            allow_pickle=self._pickle,
+            decoder=self._decoder,
             meter=self._meter,
             threshold=self.threshold,
             keyed=self._key_lookup,
@@ -394,11 +393,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._key_lookup:
             # The new one is there, and the bell has rung, before any goes: a get whose walk through the table missed
             # the new one, and found the old one gone, sees that it rang and looks again.
-            edge_id, (high, low) = edge_hash(*edge), request_hash(request)
             producers = self._consumer.producers(producer.directory, self.namespace)
-            cancel_older(producers, edge_id, high, low, stamp)
-            newest = find_newest(producers, edge_id, high, low)
-            if newest is not None and newest[3] > stamp:
+            if supersede(producers, edge_hash(*edge), request, stamp):
                 producer.directory.ring(stage_hash(edge[1]))  # the other may not have rung yet
                 producer.outbox.cancel(block, sequence)  # a later put of this key was published before this one
         if self._stopped and producer.outbox.cancel(block, sequence):

@@ -340,7 +340,7 @@ def registry() -> Iterator[None]:
     for table, saved in zip((codec._by_class, codec._by_name), before, strict=True):
         table.clear()
         table.update(saved)  # type: ignore[arg-type]
-    codec._CODEC.forget_types()
+    codec.CODEC.forget_types()
 
 
 @pytest.mark.usefixtures("registry")

@@ -1,0 +1,7 @@
+# What other compiled modules may call without going through Python. Classes stay private to their module.
+from libc.stdint cimport uint64_t
+
+cdef uint64_t now_ns() noexcept
+# `Meter.sent` and `Meter.got` of what was carried, `Meter.failed`.
+cdef int count_put(meter, uint64_t began, tuple edge, str request, uint64_t size, bint inline_) except -1
+cdef int count_get(meter, uint64_t began, tuple edge, str request, uint64_t size) except -1
