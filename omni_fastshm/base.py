@@ -132,8 +132,13 @@ class OmniConnectorBase(ABC):
             CodecError, ConfigError, ConnectorClosed: as `put`, at the first item it happens to; those before it have
                 been sent, and what was returned for them is lost, but by key they can be got.
         """
-        pairs = items.items() if isinstance(items, Mapping) else map(_pair, items)
-        return [self.put(from_stage, to_stage, request, data, consumers=consumers) for request, data in pairs]
+        return self._put_each(
+            from_stage,
+            to_stage,
+            items.items() if isinstance(items, Mapping) else items,
+            lambda item: self._put_one(from_stage, to_stage, item, consumers),
+            consumers == 1 and type(consumers) is int,
+        )
 
     def get_many(
         self,
@@ -164,12 +169,35 @@ class OmniConnectorBase(ABC):
         """
         wait_s = check_timeout(timeout)
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        found = []
-        for item in items.items() if isinstance(items, Mapping) else items:
+
+        def one(item: Any) -> tuple[Any, int] | None:
             request, metadata = item if isinstance(item, tuple) else (item, None)
             left = max(deadline - time.monotonic(), 0.0) if wait_s and deadline is not None else wait_s
-            found.append(self.get(from_stage, to_stage, request, metadata, timeout=left, copy=copy, device=device))
-        return found
+            return self.get(from_stage, to_stage, request, metadata, timeout=left, copy=copy, device=device)
+
+        return self._get_each(
+            from_stage,
+            to_stage,
+            items.items() if isinstance(items, Mapping) else items,
+            one,
+            copy is None and device is None,
+        )
+
+    def _put_one(self, from_stage: StageId, to_stage: StageId, item: Any, consumers: int) -> Any:
+        request, data = _pair(item)
+        return self.put(from_stage, to_stage, request, data, consumers=consumers)
+
+    def _put_each(
+        self, from_stage: StageId, to_stage: StageId, items: Iterable[Any], one: Callable[[Any], Any], everyday: bool
+    ) -> list[Any]:
+        """`one` of each item; a connector may have a shorter way where nothing unusual was asked for."""
+        return [one(item) for item in items]
+
+    def _get_each(
+        self, from_stage: StageId, to_stage: StageId, items: Iterable[Any], one: Callable[[Any], Any], everyday: bool
+    ) -> list[Any]:
+        """The same for `get`."""
+        return [one(item) for item in items]
 
     async def aget(
         self,

@@ -208,6 +208,19 @@ cdef class Path:
 
     def put(self, connector, from_stage, to_stage, request_id, data):
         """What `put` returns, for one taker and to the end; NotImplemented where the connector is to find out why not."""
+        return self.put_one(connector, from_stage, to_stage, request_id, data)
+
+    def put_each(self, connector, from_stage, to_stage, items, one):
+        """The same for each of some pairs of a request id and a payload, and `one` of each that needs more."""
+        cdef list answers = []
+        for item in items:
+            answer = NotImplemented
+            if type(item) is tuple and len(<tuple>item) == 2:
+                answer = self.put_one(connector, from_stage, to_stage, (<tuple>item)[0], (<tuple>item)[1])
+            answers.append(one(item) if answer is NotImplemented else answer)
+        return answers
+
+    cdef object put_one(self, connector, from_stage, to_stage, request_id, data):
         cdef Edge edge
         cdef str request
         cdef bytes frame
@@ -263,6 +276,19 @@ cdef class Path:
 
     def get(self, connector, from_stage, to_stage, request_id, metadata):
         """What `get` returns for this metadata; NotImplemented where the connector is to find out why not."""
+        return self.get_one(connector, from_stage, to_stage, request_id, metadata)
+
+    def get_each(self, connector, from_stage, to_stage, items, one):
+        """The same for each of some pairs of a request id and its metadata, and `one` of each that needs more."""
+        cdef list found = []
+        for item in items:
+            answer = NotImplemented
+            if type(item) is tuple and len(<tuple>item) == 2:
+                answer = self.get_one(connector, from_stage, to_stage, (<tuple>item)[0], (<tuple>item)[1])
+            found.append(one(item) if answer is NotImplemented else answer)
+        return found
+
+    cdef object get_one(self, connector, from_stage, to_stage, request_id, metadata):
         cdef Edge edge
         cdef str request
         cdef uint64_t began

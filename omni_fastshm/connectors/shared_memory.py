@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
@@ -224,6 +224,20 @@ class SharedMemoryConnector(OmniConnectorBase):
         if producer is None or not producer.outbox.lent:
             return self._put(edge, request, data, takers, None)
         return self._put_claiming(edge, request, data, takers)
+
+    def _put_each(
+        self, from_stage: StageId, to_stage: StageId, items: Iterable[Any], one: Callable[[Any], Any], everyday: bool
+    ) -> list[Any]:
+        if not everyday:
+            return super()._put_each(from_stage, to_stage, items, one, everyday)
+        return self._path.put_each(self, from_stage, to_stage, items, one)
+
+    def _get_each(
+        self, from_stage: StageId, to_stage: StageId, items: Iterable[Any], one: Callable[[Any], Any], everyday: bool
+    ) -> list[Any]:
+        if not everyday:
+            return super()._get_each(from_stage, to_stage, items, one, everyday)
+        return self._path.get_each(self, from_stage, to_stage, items, one)
 
     def _submit(
         self, edge: tuple[str, str], request: str, data: Any, takers: int
