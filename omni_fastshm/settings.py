@@ -62,6 +62,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SIZES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", re.ASCII)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))", re.ASCII)
 _MAX_CONSUMERS = 255
+_EVERY_BYTE = 1 << 63
 _PART_LIKENESS = 0.8
 
 
@@ -90,9 +91,9 @@ class Setting:
     """What one setting of a connector may be.
 
     Args:
-        kind: "int" and "bytes" give an int, "size" too, from a number of bytes or a text such as "512MB" (of 1024
-            based units), "seconds" and "microseconds" a float, "bool" a bool, "auto" a bool or "auto", "str" and
-            "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
+        kind: "int" and "bytes" give an int, "size" too, from a number of bytes or a text such as "512MiB" (of 1024
+            based units, also without the i), "seconds" and "microseconds" a float, "bool" a bool, "auto" a bool or
+            "auto", "str" and "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
         default: used when the setting is absent or null; it is not checked and may be None.
         minimum: smallest number allowed; None means 0, for nothing counted or timed here can be negative.
         maximum: largest number allowed; None means no limit.
@@ -252,15 +253,22 @@ def _read_number(value: Any) -> int | float | None:
 
 def _unit_hint(setting: Setting, value: Any) -> str:
     if setting.kind == "size":
-        return "; write bytes as a number, or a text such as '512MB'"
+        return "; write bytes as a number, or a text such as '512MiB'"
     size = _read_size(value) if setting.kind == "bytes" else None
     return f"; write {setting.kind} as a plain number" if size is None else f"; write it in bytes: {size}"
 
 
 def _read_size(value: Any) -> int | None:
-    """The bytes that a text with a unit stands for."""
+    """The bytes that a text with a unit stands for; None where it is no such text."""
     found = _SIZES.fullmatch(value) if isinstance(value, str) else None
-    return None if found is None else int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower()))
+    if found is None:
+        return None
+    size = float(found[1]) * 1024 ** " kmgt".index(found[2].lower())
+    if 0 < size < 1:
+        raise ConfigError(f"{describe(value)} is less than one byte")
+    if size >= _EVERY_BYTE:
+        raise ConfigError(f"{describe(value)} is more bytes than there can be")
+    return int(size)
 
 
 def _size(setting: Setting, value: Any) -> int:

@@ -26,12 +26,12 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def human_bytes(size: float) -> str:
-    """``"64.1 MiB"``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    """``"64.1 MiB"``: units of 1,024."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.1f} EiB"
 
 
 def human_seconds(seconds: float) -> str:

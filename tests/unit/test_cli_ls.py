@@ -263,6 +263,7 @@ def test_an_empty_mount_of_any_size(command: str) -> None:
         (64 << 20, "64.0 MiB"),
         (5 << 30, "5.0 GiB"),
         (3 << 40, "3.0 TiB"),
+        (5 << 62, "20.0 EiB"),
     ],
 )
 def test_sizes(size: int, text: str) -> None:
