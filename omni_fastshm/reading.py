@@ -195,6 +195,20 @@ def read_rows(fd: int) -> tuple[list[BlockRow], bool]:
     return rows, bool(space & 1)
 
 
+def read_untaken(fd: int) -> dict[int, tuple[int, int]]:
+    """Payloads with takes left, and their bytes, by the hash of their edge.
+
+    Args:
+        fd: a descriptor of a segment that `read_control` found sound, or of one's own.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for row in read_rows(fd)[0]:
+        if row.takes:
+            number, size = found.get(row.edge, (0, 0))
+            found[row.edge] = number + 1, size + row.total_size
+    return found
+
+
 def _row(block: bytes) -> BlockRow:
     word, *rest = _get(block, "ofs_block", "word", *BlockRow._fields[2:])
     return BlockRow(word >> 32 & 0xFF, word & 0xFFFFFFFF, *rest)

@@ -60,7 +60,7 @@ from omni_fastshm.settings import (
 )
 from omni_fastshm.staging import Begun, Staging, devices, parked, pinned_bytes
 
-from ._ends import Open, tell_dropped
+from ._ends import Dropped, Open, tell_dropped
 from ._refusals import FULL, MOUNT_FULL, NO_INODES, SAY_AGAIN_S, SYSTEM, TOO_LARGE, Refusals
 from ._shared_settings import CODEC, LINGER, PUT_TIMEOUT
 
@@ -827,7 +827,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 for producer in self._producers():
                     if not producer.closed:  # Ctrl-C in the linger of another one ended the loop
                         self._dropped += producer.close(0)
-            tell_dropped(self._dropped, self.namespace)
+            linger_s = self._settings["linger_s"]
+            tell_dropped("SharedMemoryConnector", self.namespace, self._dropped, self._what_is_untaken(), linger_s)
         finally:
             if directory is not None:
                 for stage in range(BELLS):
@@ -839,6 +840,14 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._lost = []
             _open.discard(self)
             tell_closed(self, self._meter, self._final)
+
+    def _what_is_untaken(self) -> list[Dropped]:
+        """After the close of its producers. Request ids are not known: shared memory has only their hashes."""
+        if not self._dropped:
+            return []
+        names = {edge_hash(start, end): f"{start}->{end}" for start, end, *_ in self._meter.edges()}
+        found = [pair for producer in self._producers() for pair in producer.untaken.items()]
+        return [Dropped(names.get(edge, f"{edge:016x}"), number, size) for edge, (number, size) in found]
 
     @property
     def _producer(self) -> Producer | None:
