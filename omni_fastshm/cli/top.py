@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omni_fastshm.cli.text import count, human_bytes, human_seconds, namespace, printable
+from omni_fastshm.cli.text import add_namespace_argument, count, human_bytes, human_seconds, printable
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.watching import EdgeView, EndpointView, Look, Names, RingView, View, compare, edge_names, look
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = _NOTE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("namespace", metavar="NAMESPACE", nargs="?", type=namespace, help="only this one")
+    add_namespace_argument(parser)
     parser.add_argument("--config", metavar="FILE", type=Path, help="a pipeline's file: shows its edges by name")
     parser.add_argument("--interval", metavar="SECONDS", type=_interval, default=1.0, help="between looks (default 1)")
     parser.add_argument("--once", action="store_true", help="look twice, one interval apart, print, and end")
