@@ -27,8 +27,6 @@ _CONNECTOR_KEYS = frozenset({"connector", "connectors", "name", "extra"})  # whi
 _MISSPELT = 0.87
 # Where a key is missing, or nothing but our keys can stand, less likeness is enough.
 _TYPO = 0.7
-# Settings that our connectors have inside vllm-omni alone.
-_ONLY_IN_HOST = ("unread_ttl_s",)
 # A host writes these into `extra` per side of an edge; they do not make two connectors of one edge differ.
 _PER_SIDE = frozenset({"role", "stage_id", "from_stage", "to_stage"})
 BROKEN = ConnectorSpec("?")
@@ -234,7 +232,7 @@ class Checker:
         in_host = OmniConnectorFactory.name_here(name) is not None
         if in_host:  # there, what is no setting of ours is passed over
             for key, text in wrong:
-                if key not in (*table, *_ONLY_IN_HOST):
+                if key not in table:
                     self._warn(where.key(key, extra), text)
             wrong = [(key, text) for key, text in wrong if key in table]
         for key, text in wrong:

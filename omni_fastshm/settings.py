@@ -24,6 +24,7 @@ from .errors import ConfigError
 __all__ = [
     "HOST_SETTINGS",
     "NAMESPACE_VARIABLE",
+    "ONLY_IN_HOST",
     "Setting",
     "check_consumers",
     "check_edge",
@@ -33,6 +34,7 @@ __all__ = [
     "describe",
     "is_import_path",
     "known_edge",
+    "misspelt_settings",
     "nearest",
     "parse_settings",
     "request_name",
@@ -111,6 +113,12 @@ class Setting:
     env: bool = False
 
 
+ONLY_IN_HOST = {
+    "unread_ttl_s": Setting("seconds", 1800.0, help="what was not read in this time may be dropped to make room"),
+}
+"""What our connectors have inside vllm-omni beside the settings that they have here."""
+
+
 def nearest(name: Any, known: Sequence[str]) -> str:
     """A hint such as ``"; did you mean 'namespace'?"`` for the known name nearest to `name`, or nothing."""
     by_lower = {text.lower(): text for text in known}
@@ -183,6 +191,25 @@ def check_settings(table: Mapping[str, Setting], extra: Any) -> tuple[dict[str, 
                 )
             )
     return values, problems
+
+
+def misspelt_settings(table: Mapping[str, Setting], extra: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What looks very much like one of the settings and is none: for where a host mixes its own among them.
+
+    Args:
+        table: the settings that there are.
+        extra: what the user and the host wrote.
+
+    Returns:
+        Each name, and the one that was probably meant.
+    """
+    ignored = _ignored(extra.get("extra_ignored"))[0]
+    found = []
+    for name in extra:
+        if isinstance(name, str) and name not in table and not any(fnmatchcase(name, each) for each in ignored):
+            near = get_close_matches(name.lower(), table, n=1, cutoff=_PART_LIKENESS)
+            found += [(name, near[0])] if near and name != "extra_ignored" else []
+    return found
 
 
 def _ignored(given: Any) -> tuple[list[str], list[tuple[str, str]]]:

@@ -167,6 +167,13 @@ def test_settings_that_vllm_omni_passes_over(write: Write, capsys: pytest.Captur
     assert status == 0
     (warning,) = [line for line in lines if line.startswith("warning: ")]
     assert "did you mean 'segment_bytes'?" in warning
+    assert " unread_ttl_s," in warning, "the list of what there is has all of it"
+    status, lines = validate(write(SHARED % ("FastSharedMemoryConnector", "unread_ttl: 5")), capsys)
+    assert [line for line in lines if "did you mean 'unread_ttl_s'?" in line]
+    status, lines = validate(write(SHARED % ("FastSharedMemoryConnector", "unread_ttl_s: soon")), capsys)
+    assert status == 1
+    status, lines = validate(write(SHARED % ("SharedMemoryConnector", "unread_ttl_s: 5")), capsys)
+    assert status == 1, "that there is only there"
     status, lines = validate(write(SHARED % ("FastMooncakeConnector", "segment: x")), capsys)
     assert status == 1
     assert any("extra.segment: 'x' (str) is not a number" in line for line in lines)
