@@ -222,7 +222,7 @@ def test_a_file_that_run_takes_is_ok(write: Write, tmp_path: Path, capsys: pytes
         ("os.path:join", "no_such_module.here:x", ["6: run.write: there is no module 'no_such_module.here'"]),
         ("os.path:join", "json.nothing:x", ["6: run.write: there is no module 'json.nothing'"]),
         ('write: "os.path:join"', "requests: 0", ["6: run.requests: 0 (int) is too small"]),
-        ("run: {", "run: 5 # {", ["6: the settings must be a mapping of names to values, not 5", "6: run.load is"]),
+        ("run: {", "run: 5 # {", ["6: run: must be a mapping, not 5 (int); write it as in run: {load: "]),
         ("fn_args: {}", "fn_args: [1]", ["4: stages[1].fn_args: stage 1: fn_args must be a mapping"]),
         (', fn: "stages.py:stage", fn_args', ", fn_args", ["4: stages[1]: stage 1: it has no function"]),
         ('0, fn: "stages.py:stage"', '0, fn: "stages.py:stag"', ["3: stages[0].fn: stage 0: ", "define 'stag'"]),
