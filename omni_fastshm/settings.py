@@ -63,6 +63,9 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SIZES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", re.ASCII)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))", re.ASCII)
+_DEVICE = re.compile(r"\s*([A-Za-z]+)[\s:_.]*([0-9]{0,3})\s*", re.ASCII)
+# As people write it, and as torch does.
+_DEVICES = {"cuda": "cuda", "cpu": "cpu", "gpu": "cuda", "nvidia": "cuda", "host": "cpu", "xpu": "xpu", "mps": "mps"}
 _MAX_CONSUMERS = 255
 _EVERY_BYTE = 1 << 63
 _PART_LIKENESS = 0.8
@@ -578,4 +581,23 @@ def check_device(device: Any) -> None:
     try:
         torch.device(device)
     except (TypeError, RuntimeError) as error:
-        raise ConfigError(f"device: {describe(device)} is no device of torch: {error}") from None
+        hint = _device_meant(device, torch.device)
+        why = f"; did you mean {hint!r}?" if hint else f": {str(error).partition(chr(10))[0]}"
+        if isinstance(device, bool) or not isinstance(device, (str, Integral)):
+            why = "; give a text such as 'cuda', 'cuda:1' or 'cpu', an index, or a torch.device"
+        raise ConfigError(f"device: {describe(device)} is no device of torch{why}") from None
+
+
+def _device_meant(device: Any, parse: Callable[[str], Any]) -> str:
+    """What somebody wrote a little differently from torch, as torch writes it; "" for all else."""
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        return ""
+    kind = found[1].lower()
+    near = _DEVICES.get(kind) or next(iter(get_close_matches(kind, _DEVICES, n=1)), "")
+    meant = _DEVICES.get(near, near) + (f":{int(found[2])}" if found[2] else "")
+    try:
+        parse(meant)
+    except (TypeError, RuntimeError):
+        return ""
+    return meant

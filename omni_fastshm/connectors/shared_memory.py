@@ -57,6 +57,7 @@ from omni_fastshm.settings import (
     parse_settings,
     request_name,
     resolve_namespace,
+    stage_name,
 )
 from omni_fastshm.staging import Begun, Staging, devices, parked, pinned_bytes
 
@@ -725,7 +726,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         Raises:
             ConfigError: one of them is no stage's name, or both are the same stage.
         """
-        return Watch(self, *known_edge(from_stage, to_stage), listener)
+        heard = None if listener is None else stage_name(listener, "listener")
+        return Watch(self, *known_edge(from_stage, to_stage), heard)
 
     def cleanup(self, request_id: StageId) -> None:
         self.cancel(request_id)
