@@ -413,9 +413,15 @@ class Producer:
 
     def _tear_down(self) -> int:
         """Idempotent: a change that was under way may have to do it once more at its end."""
-        if self.outbox.pending():
-            with contextlib.suppress(OSError, ValueError):  # for the log alone
-                self.untaken = read_untaken(self.outbox.control.fd)
+        try:
+            if self.outbox.pending():
+                with contextlib.suppress(OSError, ValueError):  # of a daemon that closes all descriptors
+                    self.untaken = read_untaken(self.outbox.control.fd)
+        finally:  # that was for the log alone: whatever a signal handler raises in it, the names go
+            dropped = self._take_down()
+        return dropped
+
+    def _take_down(self) -> int:
         dropped: int = self.outbox.cancel_all()
         self.outbox.mark_closed()
         self.outbox.reap()
