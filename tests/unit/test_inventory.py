@@ -522,9 +522,9 @@ class TestReadOnly:
         assert seen >= 25
 
 
-def test_what_is_untaken_by_edge(make: Any) -> None:
+def test_what_is_untaken_by_edge(make: Any, namespace: str) -> None:
     """As the rows say it, over several pieces; what `close` tells of it agrees."""
-    producer = make(key_lookup=True, namespace="untaken")
+    producer = make(key_lookup=True, namespace=namespace)
     for number in range(5000):
         producer.put("a", "b" if number % 3 else "c", number, number, consumers=2 if number % 5 else 1)
         if number % 2:
