@@ -27,10 +27,23 @@ _CONNECTOR_KEYS = frozenset({"connector", "connectors", "name", "extra"})  # whi
 _MISSPELT = 0.87
 # Where a key is missing, or nothing but our keys can stand, less likeness is enough.
 _TYPO = 0.7
-# Settings that our connectors have inside vllm-omni alone.
-_ONLY_IN_HOST = ("unread_ttl_s",)
 # A host writes these into `extra` per side of an edge; they do not make two connectors of one edge differ.
 _PER_SIDE = frozenset({"role", "stage_id", "from_stage", "to_stage"})
+# One line of each section as it should be.
+_SHAPES = {
+    "runtime": "runtime: {connectors: {shm: {name: SharedMemoryConnector}}, edges: [{from: 0, to: 1}]}",
+    "connectors": "connectors: {shm: {name: SharedMemoryConnector}}",
+    "extra": "extra: {max_bytes: 1073741824}",
+    "stages": "stages: [{stage_id: 0}, {stage_id: 1}]",
+    "stage_args": "stage_args: [{stage_id: 0}, {stage_id: 1}]",
+    "input_connectors": "input_connectors: {from_stage_0: shm}",
+    "output_connectors": "output_connectors: {to_stage_1: shm}",
+    "engine_input_source": "engine_input_source: [0]",
+    "edges": "edges: [{from: 0, to: 1}]",
+}
+_STAGE, _EDGE = "{stage_id: 0, output_connectors: {to_stage_1: shm}}", "{from: 0, to: 1}"
+_CONNECTOR = "{name: SharedMemoryConnector, extra: {max_bytes: 1073741824}}"
+_OTHER_IDS = ("id", "stage", "name")  # that people write for a stage_id
 BROKEN = ConnectorSpec("?")
 """Stands for the connector of an edge whose own one was refused."""
 _FILE_FN = re.compile(r"(?P<place>.+\.py):(?P<name>[^:]+)")
@@ -112,7 +125,8 @@ class Checker:
             What it says; complete only if no problem was added.
         """
         if content is not None and not isinstance(content, Entries):
-            self._problem(self._root, f"the configuration must be a mapping, not {describe(content)}")
+            text = f"the configuration must be a mapping, not {describe(content)}"
+            self._problem(self._root, f"{text}; its sections are as in {_SHAPES['stages']} and {_SHAPES['edges']}")
             return self._found
         root = content if content is not None else Entries()
         self._misspelt(root, _TOP_KEYS, self._root)
@@ -138,11 +152,11 @@ class Checker:
     def _warn(self, where: _Where, text: str) -> None:
         self._found.warnings.append(Problem(text, str(where)))
 
-    def _entries(self, value: Any, where: _Where) -> Entries:
+    def _entries(self, value: Any, where: _Where, shape: str = "") -> Entries:
         if isinstance(value, Entries):
             return value
         if value is not None:
-            self._problem(where, f"must be a mapping, not {describe(value)}")
+            self._problem(where, f"must be a mapping, not {describe(value)}; write it as in {shape or _shape(where)}")
         return Entries()
 
     def _items(self, value: Any, where: _Where) -> Iterator[tuple[Any, _Where]]:
@@ -150,7 +164,7 @@ class Checker:
             for index, item in enumerate(value):
                 yield item, where.index(index, value)
         elif value is not None:
-            self._problem(where, f"must be a list, not {describe(value)}")
+            self._problem(where, f"must be a list, not {describe(value)}; write it as in {_shape(where)}")
 
     def _misspelt(self, entries: Entries, known: tuple[str, ...], where: _Where) -> None:
         for key in entries:
@@ -166,7 +180,7 @@ class Checker:
         try:
             return stage_name(value, what)
         except ConfigError as error:
-            self._problem(where, str(error))
+            self._problem(where, str(error).removeprefix(f"{where.path.rpartition('.')[2]}: "))
             return None
 
     # -- connectors
@@ -178,7 +192,7 @@ class Checker:
         for name, definition in table.items():
             here = where.key(name, table)
             if not isinstance(name, str) or not name:
-                self._problem(here, f"the name of a connector must be text, not {describe(name)}")
+                self._problem(here, f"the name of a connector must be text, not {describe(name)}; put it in quotes")
             elif name in self._table:
                 self._problem(here, f"the connector {name!r} is defined under runtime.connectors as well")
             else:
@@ -189,13 +203,16 @@ class Checker:
     def _definition(self, value: Any, where: _Where) -> ConnectorSpec | None:
         """A connector's ``{name, extra}``; None after a problem."""
         before = len(self._problems)
-        entries = self._entries(value, where)
+        backend = isinstance(value, str) and OmniConnectorFactory.name_problem(value) is None
+        entries = self._entries(value, where, f"{{name: {value}}}" if backend else _CONNECTOR)
         known = ", ".join(OmniConnectorFactory.list_registered_connectors())
         name = entries.get("name")
         if len(self._problems) > before:
             return None
         if name is None:
-            self._problem(where, f"a connector needs a name{_instead(entries, 'name') or '.'} Known: {known}")
+            self._problem(
+                where, f"a connector needs a name{_instead(entries, 'name') or f', as in {_CONNECTOR}.'} Known: {known}"
+            )
             return None
         wrong = OmniConnectorFactory.name_problem(name)
         if wrong:
@@ -234,7 +251,7 @@ class Checker:
         in_host = OmniConnectorFactory.name_here(name) is not None
         if in_host:  # there, what is no setting of ours is passed over
             for key, text in wrong:
-                if key not in (*table, *_ONLY_IN_HOST):
+                if key not in table:
                     self._warn(where.key(key, extra), text)
             wrong = [(key, text) for key, text in wrong if key in table]
         for key, text in wrong:
@@ -286,11 +303,15 @@ class Checker:
 
     def _stage(self, value: Any, where: _Where, first: dict[str, _Where]) -> None:
         if not isinstance(value, Entries):
-            self._problem(where, f"a stage must be a mapping with a stage_id, not {describe(value)}")
+            self._problem(
+                where, f"a stage must be a mapping with a stage_id, not {describe(value)}; write it as in {_STAGE}"
+            )
             return
         self._misspelt(value, _STAGE_KEYS, where)
         if "stage_id" not in value:
-            self._problem(where, "a stage needs a stage_id")
+            other = next((key for key in _OTHER_IDS if isinstance(value.get(key), str | int)), None)
+            hint = f"as in {_STAGE}" if other is None else f"write {{stage_id: {value[other]!r:.40}}} for its {other}"
+            self._problem(where, f"a stage needs a stage_id: {hint}")
             return
         name = self._name(value["stage_id"], where.key("stage_id", value), "stage_id")
         if name is None:
@@ -357,7 +378,9 @@ class Checker:
         listed: dict[Edge, _Where] = {}
         for value, here in self._items(section.get("edges"), where):
             if not isinstance(value, Entries):
-                self._problem(here, f"an edge must be a mapping with from and to, not {describe(value)}")
+                self._problem(
+                    here, f"an edge must be a mapping with from and to, not {describe(value)}; write it as in {_EDGE}"
+                )
                 continue
             ends = [self._end(value, key, here) for key in ("from", "to")]
             if ends[0] is None or ends[1] is None:
@@ -373,7 +396,7 @@ class Checker:
 
     def _end(self, edge: Entries, key: str, where: _Where) -> str | None:
         if edge.get(key) is None:
-            self._problem(where, f"an edge needs a stage under {key!r}{_instead(edge, key)}")
+            self._problem(where, f"an edge needs a stage under {key!r}{_instead(edge, key) or f', as in {_EDGE}'}")
             return None
         return self._name(edge[key], where.key(key, edge), key)
 
@@ -446,6 +469,11 @@ class Checker:
         if names:
             text = f"{', '.join(names)} differs from {one.where}"
             self._problem(other.where, f"two settings for the edge {start} -> {end}: {text}")
+
+
+def _shape(where: _Where) -> str:
+    """How the section at this place should look."""
+    return _SHAPES[where.path.rpartition(".")[2]]
 
 
 def _unfit(extra: Entries, values: dict[str, Any]) -> Iterator[str]:

@@ -175,7 +175,9 @@ def _read_chain(path: Path, below: list[Path], problems: list[Problem]) -> Any:
         return content
     place = f"{content.places['base_config']}: base_config"
     if not isinstance(base, str) or not base:
-        problems.append(Problem(f"must be the path of a file, not {describe(base)}", place))
+        problems.append(
+            Problem(f"must be the path of a file, not {describe(base)}; write it as in base_config: other.yaml", place)
+        )
         return content
     target = path.parent / base
     chain = [*below, path.resolve()]
@@ -331,7 +333,7 @@ class _Reader:
                 merged.append(self._value(loader, value_node))
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                self._problems.append(Problem("a key must be a single value", self._place(key_node)))
+                self._problems.append(Problem("a key must be a single value, as in key: value", self._place(key_node)))
                 continue
             key = self._construct(loader, key_node)
             if key in entries:
@@ -346,7 +348,9 @@ class _Reader:
 
     def _merge(self, entries: Entries, part: Any, node: yaml.Node) -> None:
         if not isinstance(part, Entries):
-            self._problems.append(Problem("<< needs a mapping or a list of mappings", self._place(node)))
+            self._problems.append(
+                Problem("<< needs a mapping or a list of mappings, as in <<: *anchor", self._place(node))
+            )
             return
         for key, value in part.items():
             if key not in entries:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .base import OmniConnectorBase
 from .errors import ConfigError
-from .settings import Setting, describe, is_import_path, nearest
+from .settings import ONLY_IN_HOST, Setting, describe, is_import_path, nearest
 
 __all__ = ["ConnectorSpec", "OmniConnectorFactory"]
 
@@ -175,7 +175,7 @@ class OmniConnectorFactory:
         except ImportError:
             return None
         table: Mapping[str, Setting] | None = getattr(module, "SETTINGS", None)
-        return table
+        return {**table, **ONLY_IN_HOST} if table is not None and name in _IN_HOST else table
 
     @classmethod
     def same_backend(cls, one: str, other: str) -> bool:

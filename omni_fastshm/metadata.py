@@ -87,4 +87,5 @@ def check_place(metadata: Metadata, edge: tuple[str, str], request: str) -> tupl
     block = integer(place, "block")
     if block >= BLOCK_LIMIT:
         raise MetadataError(f"no segment has a block {describe(block)}", op="get", key=request)
-    return name, block, integer(place, "sequence"), size
+    # By its value: what an enum or a parser of the user's made of it is no str to the core.
+    return str.__str__(name), block, integer(place, "sequence"), size

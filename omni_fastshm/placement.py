@@ -135,14 +135,16 @@ def check_placement(device: Any) -> None:
         if isinstance(each, Mapping):
             raise ConfigError(f"device[{path!r}]: {describe(each)} is no device; write the whole path as one key")
         if isinstance(each, str):
-            _checked(path, each)
+            _checked_once(path, each)
         else:
-            check_device(each)
+            _checked(path, each)
 
 
-@functools.lru_cache(maxsize=256)
-def _checked(path: str, device: str) -> None:
+def _checked(path: str, device: Any) -> None:
     try:
         check_device(device)
     except ConfigError as error:
         raise ConfigError(f"device[{path!r}]: {str(error).removeprefix('device: ')}") from None
+
+
+_checked_once = functools.lru_cache(maxsize=256)(_checked)

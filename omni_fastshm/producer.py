@@ -25,6 +25,7 @@ from omni_fastshm._core import (
     control_fixed_size,
 )
 from omni_fastshm.errors import SegmentError
+from omni_fastshm.reading import read_untaken
 
 T = TypeVar("T")
 
@@ -104,6 +105,8 @@ class Producer:
         self._door = threading.RLock()
         self._shut_later = False
         self._torn_down = False
+        self.untaken: dict[int, tuple[int, int]] = {}
+        """What `close` dropped: payloads and bytes, by the hash of their edge."""
         # First come, first served among those who wait for room. Weak: whoever leaves by an exception that a signal
         # handler raised, at whatever instruction, must not stay at the head for ever.
         self.queue: deque[weakref.ref[_Ticket]] = deque()
@@ -410,6 +413,15 @@ class Producer:
 
     def _tear_down(self) -> int:
         """Idempotent: a change that was under way may have to do it once more at its end."""
+        try:
+            if self.outbox.pending():
+                with contextlib.suppress(OSError, ValueError):  # of a daemon that closes all descriptors
+                    self.untaken = read_untaken(self.outbox.control.fd)
+        finally:  # that was for the log alone: whatever a signal handler raises in it, the names go
+            dropped = self._take_down()
+        return dropped
+
+    def _take_down(self) -> int:
         dropped: int = self.outbox.cancel_all()
         self.outbox.mark_closed()
         self.outbox.reap()

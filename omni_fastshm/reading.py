@@ -23,6 +23,7 @@ MAGIC_DIRECTORY = 0x315249444D4E4F
 LOCK_READER0 = 1
 FLAG_EXTERNAL = 2
 _IN_USE = (1 << 40) - 1  # of a block's word: takes left in bits 39..32, holders below
+_TAKES = 0xFF << 32
 
 _FIELDS = {(structure, field): (offset, size) for structure, field, offset, size in layout()}
 _SIZES = {name: max(o + n for (s, _), (o, n) in _FIELDS.items() if s == name) for name, _ in _FIELDS}
@@ -184,15 +185,43 @@ def read_rows(fd: int) -> tuple[list[BlockRow], bool]:
     head = os.pread(fd, _SIZES["ofs_control"], 0)
     ready, space = _get(head, "ofs_control", "blocks_ready", "space")
     size = _SIZES["ofs_block"]
-    at = _FIELDS["ofs_block", "sequence"][0] // 8
     rows = []
-    for first in range(0, min(ready, BLOCK_LIMIT), _CHUNK):  # piece by piece: a damaged one may claim to have many
-        data = os.pread(fd, min(_CHUNK, min(ready, BLOCK_LIMIT) - first) * size, _BLOCKS_OFFSET + first * size)
-        data = data[: len(data) // size * size]
-        for index, sequence in enumerate(memoryview(data).cast("Q")[at :: size // 8].tolist() if data else ()):
+    for data in _blocks(fd, ready):
+        for index, (sequence,) in enumerate(_columns(data, "sequence")):
             if sequence:
                 rows.append(_row(data[index * size : (index + 1) * size]))
     return rows, bool(space & 1)
+
+
+def read_untaken(fd: int) -> dict[int, tuple[int, int]]:
+    """Payloads with takes left, and their bytes, by the hash of their edge.
+
+    Args:
+        fd: a descriptor of a segment that `read_control` found sound, or of one's own.
+    """
+    ready = _get(os.pread(fd, _SIZES["ofs_control"], 0), "ofs_control", "blocks_ready")[0]
+    found: dict[int, tuple[int, int]] = {}
+    for data in _blocks(fd, ready):
+        for word, edge, total in _columns(data, "word", "edge", "total_size"):
+            if word & _TAKES:
+                number, size = found.get(edge, (0, 0))
+                found[edge] = number + 1, size + total
+    return found
+
+
+def _blocks(fd: int, ready: int) -> Iterator[bytes]:
+    """The descriptors that have memory, piece by piece: a damaged segment may claim to have many."""
+    size, ready = _SIZES["ofs_block"], min(ready, BLOCK_LIMIT)
+    for first in range(0, ready, _CHUNK):
+        data = os.pread(fd, min(_CHUNK, ready - first) * size, _BLOCKS_OFFSET + first * size)
+        if len(data) >= size:
+            yield data[: len(data) // size * size]
+
+
+def _columns(blocks: bytes, *names: str) -> Iterator[tuple[int, ...]]:
+    """These fields, of eight bytes each, of every descriptor."""
+    words, step = memoryview(blocks).cast("Q"), _SIZES["ofs_block"] // 8
+    return zip(*(words[_FIELDS["ofs_block", name][0] // 8 :: step].tolist() for name in names), strict=True)
 
 
 def _row(block: bytes) -> BlockRow:

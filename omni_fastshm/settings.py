@@ -24,6 +24,7 @@ from .errors import ConfigError
 __all__ = [
     "HOST_SETTINGS",
     "NAMESPACE_VARIABLE",
+    "ONLY_IN_HOST",
     "Setting",
     "check_consumers",
     "check_edge",
@@ -33,6 +34,7 @@ __all__ = [
     "describe",
     "is_import_path",
     "known_edge",
+    "misspelt_settings",
     "nearest",
     "parse_settings",
     "request_name",
@@ -61,7 +63,11 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SIZES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", re.ASCII)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))", re.ASCII)
+_DEVICE = re.compile(r"\s*([A-Za-z]+)[\s:_.]*([0-9]{0,3})\s*", re.ASCII)
+# As people write it, and as torch does.
+_DEVICES = {"cuda": "cuda", "cpu": "cpu", "gpu": "cuda", "nvidia": "cuda", "host": "cpu", "xpu": "xpu", "mps": "mps"}
 _MAX_CONSUMERS = 255
+_EVERY_BYTE = 1 << 63
 _PART_LIKENESS = 0.8
 
 
@@ -90,9 +96,9 @@ class Setting:
     """What one setting of a connector may be.
 
     Args:
-        kind: "int" and "bytes" give an int, "size" too, from a number of bytes or a text such as "512MB" (of 1024
-            based units), "seconds" and "microseconds" a float, "bool" a bool, "auto" a bool or "auto", "str" and
-            "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
+        kind: "int" and "bytes" give an int, "size" too, from a number of bytes or a text such as "512MiB" (of 1024
+            based units, also without the i), "seconds" and "microseconds" a float, "bool" a bool, "auto" a bool or
+            "auto", "str" and "choice" a str, "names" (a list of ``"module:Class"``, or one) a tuple of str.
         default: used when the setting is absent or null; it is not checked and may be None.
         minimum: smallest number allowed; None means 0, for nothing counted or timed here can be negative.
         maximum: largest number allowed; None means no limit.
@@ -108,6 +114,12 @@ class Setting:
     choices: tuple[str, ...] = ()
     help: str = ""
     env: bool = False
+
+
+ONLY_IN_HOST = {
+    "unread_ttl_s": Setting("seconds", 1800.0, help="what was not read in this time may be dropped to make room"),
+}
+"""What our connectors have inside vllm-omni beside the settings that they have here."""
 
 
 def nearest(name: Any, known: Sequence[str]) -> str:
@@ -184,6 +196,25 @@ def check_settings(table: Mapping[str, Setting], extra: Any) -> tuple[dict[str, 
     return values, problems
 
 
+def misspelt_settings(table: Mapping[str, Setting], extra: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What looks very much like one of the settings and is none: for where a host mixes its own among them.
+
+    Args:
+        table: the settings that there are.
+        extra: what the user and the host wrote.
+
+    Returns:
+        Each name, and the one that was probably meant.
+    """
+    ignored = _ignored(extra.get("extra_ignored"))[0]
+    found = []
+    for name in extra:
+        if isinstance(name, str) and name not in table and not any(fnmatchcase(name, each) for each in ignored):
+            near = get_close_matches(name.lower(), table, n=1, cutoff=_PART_LIKENESS)
+            found += [(name, near[0])] if near and name != "extra_ignored" else []
+    return found
+
+
 def _ignored(given: Any) -> tuple[list[str], list[tuple[str, str]]]:
     if given is None:
         return list(HOST_SETTINGS), []
@@ -252,15 +283,22 @@ def _read_number(value: Any) -> int | float | None:
 
 def _unit_hint(setting: Setting, value: Any) -> str:
     if setting.kind == "size":
-        return "; write bytes as a number, or a text such as '512MB'"
+        return "; write bytes as a number, or a text such as '512MiB'"
     size = _read_size(value) if setting.kind == "bytes" else None
     return f"; write {setting.kind} as a plain number" if size is None else f"; write it in bytes: {size}"
 
 
 def _read_size(value: Any) -> int | None:
-    """The bytes that a text with a unit stands for."""
+    """The bytes that a text with a unit stands for; None where it is no such text."""
     found = _SIZES.fullmatch(value) if isinstance(value, str) else None
-    return None if found is None else int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower()))
+    if found is None:
+        return None
+    size = float(found[1]) * 1024 ** " kmgt".index(found[2].lower())
+    if 0 < size < 1:
+        raise ConfigError(f"{describe(value)} is less than one byte")
+    if size >= _EVERY_BYTE:
+        raise ConfigError(f"{describe(value)} is more bytes than there can be")
+    return int(size)
 
 
 def _size(setting: Setting, value: Any) -> int:
@@ -543,4 +581,23 @@ def check_device(device: Any) -> None:
     try:
         torch.device(device)
     except (TypeError, RuntimeError) as error:
-        raise ConfigError(f"device: {describe(device)} is no device of torch: {error}") from None
+        hint = _device_meant(device, torch.device)
+        why = f"; did you mean {hint!r}?" if hint else f": {str(error).partition(chr(10))[0]}"
+        if isinstance(device, bool) or not isinstance(device, (str, Integral)):
+            why = "; give a text such as 'cuda', 'cuda:1' or 'cpu', an index, or a torch.device"
+        raise ConfigError(f"device: {describe(device)} is no device of torch{why}") from None
+
+
+def _device_meant(device: Any, parse: Callable[[str], Any]) -> str:
+    """What somebody wrote a little differently from torch, as torch writes it; "" for all else."""
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        return ""
+    kind = found[1].lower()
+    near = _DEVICES.get(kind) or next(iter(get_close_matches(kind, _DEVICES, n=1)), "")
+    meant = _DEVICES.get(near, near) + (f":{int(found[2])}" if found[2] else "")
+    try:
+        parse(meant)
+    except (TypeError, RuntimeError):
+        return ""
+    return meant

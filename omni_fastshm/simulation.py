@@ -16,11 +16,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omni_fastshm._core import RingAllocator
+from omni_fastshm._core import BLOCK_LIMIT, RingAllocator
 from omni_fastshm.errors import ConfigError
-from omni_fastshm.sizing import Edge, Load, rounded
+from omni_fastshm.settings import describe
+from omni_fastshm.sizing import LARGEST, Edge, Load, rounded
 
 __all__ = [
+    "MOST_ARRIVALS",
     "Arrival",
     "EdgeResult",
     "RingResult",
@@ -31,7 +33,13 @@ __all__ = [
     "simulate",
 ]
 
+MOST_ARRIVALS = 5_000_000
+"""So many are replayed at most: that takes about a minute."""
 _MANY = 16  # as in omni_fastshm.producer
+_MOST_LOOKS = 5_000_000_000  # at segments: some ten seconds
+_TRIM_LOOKS = 25  # to look at one from here takes as long as so many from the allocator
+_LATEST = 10**10  # 300 years; also what time.time() says is below
+_LONGEST_LINE = 1 << 16
 COLUMNS = 60
 
 
@@ -65,6 +73,9 @@ class SimulatedRing:
         segment_bytes: usual size of a segment.
         max_bytes: limit for all of them.
         idle_segment_s: how long a segment beyond the first may be unused before it goes.
+
+    Raises:
+        ConfigError: (from `take`) so many payloads went through so many segments that to go on would take for ever.
     """
 
     def __init__(self, segment_bytes: int, max_bytes: int, idle_segment_s: float = 2.0) -> None:
@@ -75,6 +86,8 @@ class SimulatedRing:
         self._idle_s = idle_segment_s
         self._arenas: dict[int, _Arena] = {}
         self._trim_at = 0.0
+        self._live = 0
+        self._looks = 0
 
     @property
     def capacity(self) -> int:
@@ -97,17 +110,31 @@ class SimulatedRing:
 
     def take(self, size: int, now: float, *, grow: bool = True) -> tuple[int, int] | None:
         """Room for `size` bytes, or None."""
+        if self._live >= BLOCK_LIMIT:
+            return None
+        self._count(len(self._arenas))
         place: tuple[int, int] | None = self.ring.allocate(size)
         if place is None and grow and self._grow(size, now):
             place = self.ring.allocate(size)
         if place is not None:
             self._arenas[place[0]].used += rounded(size)
+            self._live += 1
         return place
 
     def give(self, place: tuple[int, int], size: int) -> None:
         """The bytes are free again."""
         self.ring.free(*place, size)
         self._arenas[place[0]].used -= rounded(size)
+        self._live -= 1
+
+    def _count(self, looks: int) -> None:
+        self._looks += looks
+        if self._looks > _MOST_LOOKS:
+            number = len(self._arenas)
+            raise ConfigError(
+                f"segment_bytes: {self._segment_bytes} makes {number} segments, too many to replay this traffic: give "
+                f"a larger one (--segment-bytes), such as {-(-self.capacity // 1000 // 4096) * 4096}, or less traffic"
+            )
 
     def _grow(self, size: int, now: float) -> bool:
         need = rounded(size)
@@ -126,6 +153,7 @@ class SimulatedRing:
         return size // need * need if size < _MANY * need else size
 
     def _trim(self, idle_s: float, now: float) -> None:
+        self._count(_TRIM_LOOKS * len(self._arenas))
         for number, arena in list(self._arenas.items()):
             if arena.used:
                 arena.idle_since = now
@@ -322,7 +350,9 @@ class _Run:
         heapq.heappush(self._events, (moment, kind, next(self._numbers), what))
 
     def _column(self, now: float) -> int:
-        return min(int(now / self._end * COLUMNS), COLUMNS - 1) if self._end else 0
+        if now < self._end:
+            return int(now / self._end * COLUMNS)
+        return COLUMNS - 1 if self._end else 0
 
     def _note(self, now: float) -> None:
         """From the last change until now so much was in use; from now on something else."""
@@ -396,19 +426,34 @@ def read_trace(path: Path) -> list[Arrival]:
     Raises:
         ConfigError: the file cannot be read, or a line is something else; the message names the line.
     """
+    found = []
     try:
-        lines = path.read_text().splitlines()
+        with path.open() as file:
+            for number in count(1):
+                line = file.readline(_LONGEST_LINE)
+                if not line:
+                    break
+                if number > MOST_ARRIVALS:
+                    raise ConfigError(f"{path}: more than {MOST_ARRIVALS:,} lines are too many to replay")
+                if len(line) == _LONGEST_LINE and not line.endswith("\n"):
+                    raise ConfigError(
+                        f"{path}, line {number}: has more than {_LONGEST_LINE} characters: give a JSON object a line"
+                    )
+                if line.strip():
+                    found.append(_arrival_of(line, f"{path}, line {number}"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(_arrival(json.loads(line)))
-            except (ValueError, TypeError, KeyError) as error:
-                what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-                raise ConfigError(f"{path}, line {number}: {what}") from None
     return found
+
+
+def _arrival_of(line: str, place: str) -> Arrival:
+    try:
+        return _arrival(json.loads(line))
+    except RecursionError:
+        what = "is nested too deeply"
+    except (ValueError, TypeError, KeyError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+    raise ConfigError(f"{place}: {what}")
 
 
 def _arrival(row: Any) -> Arrival:
@@ -418,7 +463,10 @@ def _arrival(row: Any) -> Arrival:
     if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(stage, str | int) for stage in edge):
         raise ValueError('edge must be a list of two stages, as ["thinker", "talker"]')
     numbers = {key: row[key] for key in ("t", "bytes", "hold_s")}
-    for key, value in numbers.items():
+    for key, most in (("t", _LATEST), ("bytes", LARGEST["size"]), ("hold_s", LARGEST["hold_s"])):
+        value = numbers[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise ValueError(f"{key} must be a number from 0 on, not {value!r:.40}")
+            raise ValueError(f"{key} must be a number from 0 on, not {describe(value)}")
+        if value > most:
+            raise ValueError(f"{key} is too large: {describe(value)}, the most is {most:,}")
     return Arrival(float(numbers["t"]), (str(edge[0]), str(edge[1])), int(numbers["bytes"]), float(numbers["hold_s"]))

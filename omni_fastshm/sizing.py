@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from omni_fastshm._core import KEY_LIMIT, control_fixed_size, layout
+from omni_fastshm._core import BLOCK_LIMIT, KEY_LIMIT, control_fixed_size, layout
 from omni_fastshm.config import OmniTransferConfig
 from omni_fastshm.connectors.shared_memory import SETTINGS
 from omni_fastshm.directory import SIZE as DIRECTORY_SIZE
@@ -15,9 +15,26 @@ from omni_fastshm.errors import ConfigError
 from omni_fastshm.factory import ConnectorSpec, OmniConnectorFactory
 from omni_fastshm.settings import parse_settings
 
-__all__ = ["EdgePlan", "Load", "NodePlan", "Plan", "RingPlan", "make_plan", "places_needed", "store_settings"]
+__all__ = [
+    "LARGEST",
+    "MOST_UNDER_WAY",
+    "EdgePlan",
+    "Load",
+    "NodePlan",
+    "Plan",
+    "RingPlan",
+    "make_plan",
+    "never_fits",
+    "places_needed",
+    "rounded_down",
+    "store_settings",
+]
 
 MIB = 1 << 20
+LARGEST = {"per_s": 10**9, "hold_s": 10**9, "size": 1 << 47, "burst": 10**6}
+"""What is beyond these is a slip of the pen: a payload each nanosecond, 31 years, all that a process can address."""
+MOST_UNDER_WAY = 10**8
+"""Payloads of one edge, on average; some hundred times what one producer can have. More would take long to add up."""
 _ONE_SEGMENT = 256 * MIB  # up to here a ring is one segment: growing costs fresh pages, and shrinking gives them back
 _GAPS = 1.1  # what first fit loses between payloads of different sizes
 _SPARE = 1.1  # of the whole mount
@@ -29,6 +46,11 @@ _STORE = ("MooncakeConnector", "MooncakeStoreConnector")
 Edge = tuple[str, str]
 
 
+def rounded_down(most: float) -> str:
+    """The largest value of something, as text: what is written so is not more."""
+    return f"{math.floor(most):,}" if most >= 1 else f"{most * 0.995:.2g}"
+
+
 @dataclass(frozen=True)
 class Load:
     """What crosses an edge.
@@ -38,6 +60,10 @@ class Load:
         hold_s: seconds from the put of a payload until the last view of it is dropped.
         size: bytes of a payload.
         burst: so many arrive at the same moment; 1 for single ones.
+
+    Raises:
+        ConfigError: a number is negative, not finite, or larger than `LARGEST` allows, or more than `MOST_UNDER_WAY`
+            payloads would be under way.
     """
 
     per_s: float
@@ -49,6 +75,14 @@ class Load:
         numbers = (self.per_s, self.hold_s, self.size, self.burst)
         if not all(0 <= number < math.inf for number in numbers) or self.burst < 1:
             raise ConfigError(f"a load needs finite numbers from 0 on, and a burst from 1 on, not {self}")
+        for name, most in LARGEST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name}: {getattr(self, name):g} is too large: the most is {most:,}")
+        if self.mean > MOST_UNDER_WAY:
+            raise ConfigError(
+                f"hold_s: {self.hold_s:g} at {self.per_s:g} per second keeps more than {MOST_UNDER_WAY:,} payloads "
+                f"under way: the most is {rounded_down(MOST_UNDER_WAY / self.per_s)} at this rate"
+            )
 
     @property
     def mean(self) -> float:
@@ -215,6 +249,11 @@ def make_plan(
     where = _nodes(config, nodes)
     rings, warnings = _rings(specs, edges)
     for each in edges:
+        if each.way != "inline":
+            edge = each.from_stage, each.to_stage
+            limits = store_settings(config, edge) if each.way == "store" else _limits(specs[edge])
+            warnings += never_fits(edge, each.load.size, limits)
+    for each in edges:
         if each.way in ("ring", "process") and where[each.from_stage] != where[each.to_stage]:
             warnings.append(
                 f"edge {each.from_stage} -> {each.to_stage} is {each.connector}, but its stages are on the nodes "
@@ -251,6 +290,30 @@ def _edge_plan(edge: Edge, name: str, extra: Mapping[str, Any], load: Load, risk
 def rounded(size: int) -> int:
     """What a payload takes in a ring: whole cache lines."""
     return max(-(-size // 64) * 64, 64)
+
+
+def never_fits(edge: Edge, size: int, settings: Mapping[str, Any]) -> list[str]:
+    """A warning where not even an empty ring, or store, takes a payload of this size; else nothing.
+
+    Args:
+        edge: from and to.
+        size: bytes of the payload.
+        settings: `max_bytes`, which is None or missing where nothing limits it, and `fallback` where there is one.
+    """
+    limit = settings.get("max_bytes")
+    if limit is None or size <= limit:
+        return []
+    what = "segment (or max_bytes)" if "segment" in settings else "max_bytes"
+    instead = "travels inside the metadata" if settings.get("fallback") == "inline" else "is refused"
+    return [
+        f"edge {edge[0]} -> {edge[1]}: {what} {limit} of stage {edge[0]} is less than one payload of {size} bytes: it "
+        f"never fits and {instead}; raise it"
+    ]
+
+
+def _limits(spec: ConnectorSpec) -> dict[str, Any]:
+    """`max_bytes` and `fallback` as the file has them."""
+    return {key: _setting(spec.name, spec.extra, key, None) for key in ("max_bytes", "fallback")}
 
 
 def store_settings(config: OmniTransferConfig, edge: Edge) -> dict[str, Any]:
@@ -290,9 +353,16 @@ def _rings(specs: Mapping[Edge, ConnectorSpec], edges: list[EdgePlan]) -> tuple[
         rings.append(ring)
         has = ring.configured.get("max_bytes", ring.max_bytes)
         if has < ring.max_bytes:
+            then = "send inside the metadata" if ring.settings["fallback"] == "inline" else "be refused"
             warnings.append(
                 f"stage {stage}: the file sets max_bytes to {has}, {ring.max_bytes} are needed: puts will wait, and "
-                "be refused after put_timeout_s"
+                f"{then} after put_timeout_s"
+            )
+        in_flight = sum(each.peak for each in members)
+        if in_flight > BLOCK_LIMIT:
+            warnings.append(
+                f"stage {stage}: room for {in_flight} payloads is needed, but one connector can have {BLOCK_LIMIT} "
+                "under way: give its edges connectors of their own, or send fewer and larger payloads"
             )
     return rings, warnings
 

@@ -25,7 +25,7 @@ SHOWING = tuple(ROOT / name for name in ("README.md", "docs/quickstart.md", "doc
 SHOWN = re.compile(r"(<!-- file: ([\w./]+) -->\n\n```\w+\n).*?(```\n)", re.DOTALL)
 CONNECTORS = ("SharedMemoryConnector", "InProcessConnector", "MooncakeConnector")
 BEGIN, END = "<!-- settings: begin, written by tools/render_pages.py -->", "<!-- settings: end -->"
-UNITS = {"int": "", "bytes": " bytes", "size": " bytes, or text as `512MB`", "seconds": " s", "microseconds": " µs"}
+UNITS = {"int": "", "bytes": " bytes", "size": " bytes, or text as `512MiB`", "seconds": " s", "microseconds": " µs"}
 
 ERRORS_HEAD = """# Errors, and what to do
 

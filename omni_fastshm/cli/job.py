@@ -17,6 +17,7 @@ from omni_fastshm._stage_worker import describe, load_target, unfit_reason
 from omni_fastshm.config_file import Entries, read_file
 from omni_fastshm.errors import ConfigError, FastShmError
 from omni_fastshm.settings import Setting, check_settings
+from omni_fastshm.settings import describe as describe_value
 
 __all__ = ["Job", "JobFailed", "RunSection", "load_job", "read_section"]
 
@@ -71,7 +72,10 @@ def read_section(config: Path) -> RunSection | None:
                 check_reference(values[name], folder)
         except ConfigError as error:
             wrong.append((name, str(error)))
-    if values["load"] is None and not any(name == "load" for name, _ in wrong):
+    if not isinstance(section, Entries):
+        text = f"must be a mapping, not {describe_value(section)}"
+        wrong = [("", f"run: {text}; write it as in run: {{load: file.py:function}}")]
+    elif values["load"] is None and not any(name == "load" for name, _ in wrong):
         wrong.append(("", "run.load is missing; write `load: file.py:function` or `load: module:function`"))
     places = section.places if isinstance(section, Entries) else {}
     here = content.places["run"] or str(config)

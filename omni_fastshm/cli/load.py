@@ -11,12 +11,13 @@ from pathlib import Path
 
 from omni_fastshm.config import OmniTransferConfig
 from omni_fastshm.errors import ConfigError
-from omni_fastshm.sizing import Edge, Load
+from omni_fastshm.sizing import LARGEST, MOST_UNDER_WAY, Edge, Load, rounded_down
 
 __all__ = ["add_load_arguments", "add_node_argument", "loads_of", "nodes_of", "size"]
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgG]?i?)([bB]?)", re.ASCII)
+_UNITS: dict[str, int] = {"": 1} | {unit: 1000**power for power, unit in enumerate("kmgt", 1)}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgGtT]?i?)([bB]?)", re.ASCII)
 
 
 def add_load_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -94,6 +95,8 @@ def size(text: str) -> int:
         raise ValueError(f"is no whole number of bytes; a unit is missing, as in {digits}MB")
     if not number < 1 << 63:
         raise ValueError("is more bytes than there can be")
+    if number and not round(number):
+        raise ValueError("is less than one byte; write whole bytes, or a larger unit")
     return round(number)
 
 
@@ -126,15 +129,22 @@ def loads_of(config: OmniTransferConfig, arguments: argparse.Namespace) -> dict[
     edges = config.edges
     if not edges:
         raise ConfigError(f"{arguments.config}: there is no edge in it")
-    rates = _by_edge(config, "--rps", arguments.rps, _number)
-    holds = _by_edge(config, "--hold-ms", arguments.hold_ms, _number)
-    sizes = _by_edge(config, "--payload", arguments.payload, size)
-    bursts = _by_edge(config, "--burst", ["1", *arguments.burst], _whole)
+    rates = _by_edge(config, "--rps", arguments.rps, _number, LARGEST["per_s"])
+    holds = _by_edge(config, "--hold-ms", arguments.hold_ms, _number, LARGEST["hold_s"] * 1000)
+    sizes = _by_edge(config, "--payload", arguments.payload, size, LARGEST["size"])
+    bursts = _by_edge(config, "--burst", ["1", *arguments.burst], _whole, LARGEST["burst"])
+    for edge in edges:
+        if rates[edge] * holds[edge] > MOST_UNDER_WAY * 1000:
+            most = rounded_down(MOST_UNDER_WAY * 1000 / rates[edge])
+            raise ConfigError(
+                f"--hold-ms: {holds[edge]:g} on edge {edge[0]} -> {edge[1]} keeps more than {MOST_UNDER_WAY:,} of its "
+                f"payloads under way; at --rps {rates[edge]:g} the most is {most}"
+            )
     return {edge: Load(rates[edge], holds[edge] / 1000, int(sizes[edge]), int(bursts[edge])) for edge in edges}
 
 
 def _by_edge(
-    config: OmniTransferConfig, option: str, texts: Sequence[str], read: Callable[[str], float]
+    config: OmniTransferConfig, option: str, texts: Sequence[str], read: Callable[[str], float], most: int
 ) -> dict[Edge, float]:
     edges = config.edges
     names = _edge_names(config)
@@ -147,6 +157,8 @@ def _by_edge(
             number = read(value)
         except ValueError as error:
             raise ConfigError(f"{option}: {value!r:.40} {error}") from None
+        if number > most:
+            raise ConfigError(f"{option}: {value!r:.40} is too large: the most is {most:,}")
         found.update({names[name]: number} if name else dict.fromkeys(edges, number))
     missing = [f"{start}:{end}" for start, end in edges if (start, end) not in found]
     if missing:

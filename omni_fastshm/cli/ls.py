@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from omni_fastshm.cli.text import count, human_bytes, human_seconds, namespace, printable, table
+from omni_fastshm.cli.text import add_namespace_argument, count, human_bytes, human_seconds, printable, table
 from omni_fastshm.inventory import Endpoint, NamespaceDirectory, Oddity, Snapshot, take_snapshot
 from omni_fastshm.reading import Holder
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = _NOTE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--namespace", metavar="NS", type=namespace, help="only this one")
+    add_namespace_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--wide", action="store_true", help="also each segment and each reader")
 

@@ -211,7 +211,7 @@ def _yaml(address: str, arguments: argparse.Namespace) -> str:
     host, _, port = address.rpartition(":")
     shown = f"ADDRESS-OF-THIS-NODE:{port}" if host in _ANY else address
     lines = ["connectors:", "  between_nodes:", "    name: MooncakeConnector", "    extra:", f"      master: {shown}"]
-    lines.append("      segment: 512MB    # memory that each node gives; its untaken payloads lie there")
+    lines.append("      segment: 512MiB   # memory that each node gives; its untaken payloads lie there")
     if arguments.ssd:
         lines.append(f"      hard_pin: false   # what does not fit goes to {arguments.ssd.resolve()}")
     return "\n".join(lines)

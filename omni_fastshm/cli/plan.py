@@ -111,9 +111,11 @@ def _node(node: NodePlan, *, several: bool) -> list[str]:
             "    containers: [{…, volumeMounts: [{name: shm, mountPath: /dev/shm}]}]",
         ]
     if node.store_bytes:
-        lines.append(f"Mooncake: segment {node.store_bytes // MIB}MB in all, ordinary memory of the processes that put")
+        lines.append(
+            f"Mooncake: segment {node.store_bytes // MIB}MiB in all, ordinary memory of the processes that put"
+        )
     if node.receive_bytes:
-        lines.append(f"Mooncake: localbuf {node.receive_bytes // MIB}MB in all, of the processes that get")
+        lines.append(f"Mooncake: localbuf {node.receive_bytes // MIB}MiB in all, of the processes that get")
     if node.process_bytes:
         lines.append(f"in-process edges: {human_bytes(node.process_bytes)} of the process")
     return lines or ["no memory beyond the metadata"]

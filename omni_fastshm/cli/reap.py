@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from omni_fastshm import inventory, janitor
-from omni_fastshm.cli.text import count, human_bytes, human_seconds, namespace, printable
+from omni_fastshm.cli.text import add_namespace_argument, count, human_bytes, human_seconds, printable
 
 __all__ = ["add_arguments", "main"]
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = _NOTE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--namespace", metavar="NS", type=namespace, help="only this one; default: all of this user")
+    add_namespace_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     parser.add_argument("--force", action="store_true", help="drop payloads of dead producers before their time")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -12,8 +12,8 @@ from omni_fastshm.cli.load import add_load_arguments, add_node_argument, loads_o
 from omni_fastshm.cli.text import count, human_bytes, human_seconds, printable, table
 from omni_fastshm.config import OmniTransferConfig, load_omni_transfer_config
 from omni_fastshm.errors import ConfigError
-from omni_fastshm.simulation import COLUMNS, Arrival, RingResult, arrivals_of, read_trace, simulate
-from omni_fastshm.sizing import Edge, EdgePlan, Load, Plan, make_plan, store_settings
+from omni_fastshm.simulation import COLUMNS, MOST_ARRIVALS, Arrival, RingResult, arrivals_of, read_trace, simulate
+from omni_fastshm.sizing import Edge, EdgePlan, Load, Plan, make_plan, never_fits, rounded_down, store_settings
 
 __all__ = ["add_arguments", "main"]
 
@@ -48,8 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hold", choices=("fixed", "exponential"), default="fixed", help="how --hold-ms is meant")
     parser.add_argument("--seed", type=int, default=0, help="the same gives the same arrivals (default 0)")
-    parser.add_argument("--max-bytes", metavar="SIZE", type=_size, help="instead of the file's, for all rings")
-    parser.add_argument("--segment-bytes", metavar="SIZE", type=_size, help="instead of the file's, for all rings")
+    parser.add_argument(
+        "--max-bytes", metavar="SIZE", type=_size, help="instead of the file's, for all rings; units as in --payload"
+    )
+    parser.add_argument(
+        "--segment-bytes",
+        metavar="SIZE",
+        type=_size,
+        help="instead of the file's, for all rings; units as in --payload",
+    )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw occupancy and refusals (needs matplotlib)")
 
 
@@ -88,6 +95,7 @@ def main(arguments: argparse.Namespace) -> int:
     played = {(stage, to) for stage, targets in rings for to in targets}
     left_out = [each for each in plan.edges if (each.from_stage, each.to_stage) not in played]
     nodes = _by_node(plan, results)
+    warnings = _warnings(rings, loads)
     if arguments.plot is not None:
         _plot(results, seconds, arguments.plot)
     if arguments.json:
@@ -96,11 +104,30 @@ def main(arguments: argparse.Namespace) -> int:
             for each, s in zip(results, rings.values(), strict=True)
         ]
         others = [[each.from_stage, each.to_stage] for each in left_out]
-        found = {"format": FORMAT, "seconds": seconds, "rings": rows, "nodes": nodes, "left_out": others}
+        found = {
+            "format": FORMAT,
+            "seconds": seconds,
+            "rings": rows,
+            "nodes": nodes,
+            "left_out": others,
+            "warnings": warnings,
+        }
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join([*_lines(results, rings, seconds), *map(_left_out, left_out), *_node_lines(nodes)]))
+        told = [f"warning: {printable(text)}" for text in warnings]
+        print("\n".join([*_lines(results, rings, seconds), *map(_left_out, left_out), *told, *_node_lines(nodes)]))
     return 0
+
+
+def _warnings(rings: _Rings, loads: dict[Edge, Load]) -> list[str]:
+    """Payloads that do not fit into what was replayed, as `plan` says it of the file."""
+    found = []
+    for (stage, targets), settings in rings.items():
+        threshold = 0 if settings.get("key_lookup") else settings.get("shm_threshold_bytes", 0)
+        for edge in ((stage, to) for to in targets):
+            if loads[edge].size >= threshold:
+                found += never_fits(edge, loads[edge].size, settings)
+    return found
 
 
 def _trace(
@@ -110,9 +137,7 @@ def _trace(
         if not 0 < arguments.seconds <= 1e7:
             raise ConfigError(f"--seconds: {arguments.seconds:g} is no time from 0 to 10,000,000")
         loads = loads_of(config, arguments)
-        expected = sum(load.per_s for load in loads.values()) * arguments.seconds
-        if expected > 5e6:
-            raise ConfigError(f"{expected:.0f} arrivals are too many to replay: give fewer --seconds")
+        _few_enough(loads, arguments.seconds)
         made = arrivals_of(loads, arguments.seconds, kind=arguments.arrivals, hold=arguments.hold, seed=arguments.seed)
         return list(made), loads
     trace = [arrival._replace(edge=_known(config, arrival.edge)) for arrival in read_trace(arguments.trace)]
@@ -120,6 +145,21 @@ def _trace(
     if unknown:
         raise ConfigError(f"{arguments.trace}: {arguments.config} has no edge {' -> '.join(unknown[0])}")
     return trace, _loads_in(config, trace)
+
+
+def _few_enough(loads: dict[Edge, Load], seconds: float) -> None:
+    rate = sum(load.per_s for load in loads.values())
+    bursts = sum(load.burst for load in loads.values() if load.per_s)  # even a single one is that many
+    if rate * seconds > MOST_ARRIVALS:
+        raise ConfigError(
+            f"--seconds: {seconds:g} at {rate:g} arrivals per second in all are more than {MOST_ARRIVALS:,}, the most "
+            f"that is replayed: give at most {rounded_down(MOST_ARRIVALS / rate)}, or a lower --rps"
+        )
+    if bursts > MOST_ARRIVALS:
+        raise ConfigError(
+            f"--burst: {bursts} in all are more than the {MOST_ARRIVALS:,} arrivals that are replayed at most: give at "
+            f"most {MOST_ARRIVALS // len(loads)}"
+        )
 
 
 def _known(config: OmniTransferConfig, edge: Edge) -> Edge:
@@ -138,7 +178,8 @@ def _loads_in(config: OmniTransferConfig, trace: list[Arrival]) -> dict[tuple[st
         here = [arrival for arrival in trace if arrival.edge == edge]
         number = max(len(here), 1)
         hold = sum(arrival.hold_s for arrival in here) / number
-        loads[edge] = Load(len(here) / seconds, hold, max((arrival.size for arrival in here), default=0))
+        rate = len(here) / max(seconds, hold, 0.01)  # a short trace shows no more under way than there are arrivals
+        loads[edge] = Load(rate, hold, max((arrival.size for arrival in here), default=0))
     return loads
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.settings import check_namespace
 
-__all__ = ["count", "human_bytes", "human_seconds", "namespace", "printable", "table"]
+__all__ = ["add_namespace_argument", "count", "human_bytes", "human_seconds", "namespace", "printable", "table"]
 
 
 def namespace(text: str) -> str:
@@ -19,6 +20,25 @@ def namespace(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error).removeprefix("namespace: ")) from None
 
 
+class _Once(argparse.Action):
+    """A value that has two ways in, of which one is used."""
+
+    def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, value: Any, *_: Any) -> None:
+        if value is None:  # nothing by itself; perhaps behind the option
+            return
+        before = getattr(found, self.dest)
+        if before not in (None, value):
+            parser.error(f"two namespaces, {before} and {value}: give one, or none for all of them")
+        setattr(found, self.dest, value)
+
+
+def add_namespace_argument(parser: argparse.ArgumentParser) -> None:
+    """A namespace by itself, or behind ``--namespace``; `arguments.namespace` is None without."""
+    text = "only this one; default: all of this user"
+    parser.add_argument("namespace", metavar="NAMESPACE", nargs="?", action=_Once, type=namespace, help=text)
+    parser.add_argument("--namespace", metavar="NS", action=_Once, type=namespace, help="the same")
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table; the first row is its header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -26,12 +46,12 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def human_bytes(size: float) -> str:
-    """``"64.1 MiB"``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    """``"64.1 MiB"``: units of 1,024."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.1f} EiB"
 
 
 def human_seconds(seconds: float) -> str:

@@ -9,11 +9,11 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastshm.cli.text import count, human_bytes, human_seconds, namespace, printable
+from omni_fastshm.cli.text import add_namespace_argument, count, human_bytes, human_seconds, printable
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.watching import EdgeView, EndpointView, Look, Names, RingView, View, compare, edge_names, look
 
@@ -29,6 +29,7 @@ _RED, _YELLOW, _GREEN, _DIM = "bold red", "yellow", "green", "dim"
 
 Line = list[tuple[str, str]]
 """Pieces of a line with their style."""
+Titles = Mapping[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.epilog = _NOTE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("namespace", metavar="NAMESPACE", nargs="?", type=namespace, help="only this one")
+    add_namespace_argument(parser)
     parser.add_argument("--config", metavar="FILE", type=Path, help="a pipeline's file: shows its edges by name")
     parser.add_argument("--interval", metavar="SECONDS", type=_interval, default=1.0, help="between looks (default 1)")
     parser.add_argument("--once", action="store_true", help="look twice, one interval apart, print, and end")
@@ -69,9 +70,9 @@ def main(arguments: argparse.Namespace) -> int:
         SegmentError: there is no shm mount.
         ConfigError: the pipeline's file cannot be read, or the live view lacks a terminal or the package ``rich``.
     """
-    names = _names(arguments.config)
+    names, titles = _names(arguments.config)
     if not arguments.once and not arguments.json:
-        return _live(arguments, names)
+        return _live(arguments, names, titles)
     before = look(arguments.namespace)
     while True:
         time.sleep(arguments.interval)
@@ -80,21 +81,33 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"format": FORMAT, **view.as_dict()}), flush=True)
         else:
-            print("\n".join("".join(text for text, _ in line).rstrip() for line in render(view)))
+            print("\n".join("".join(text for text, _ in line).rstrip() for line in render(view, titles)))
         if arguments.once:
             return 0
         before = now
 
 
-def _names(path: Path | None) -> Names:
+def _names(path: Path | None) -> tuple[Names, Titles]:
+    """Edges by their hash, also where processes call a stage by its name, and what the screen calls each stage."""
     if path is None:
-        return {}
+        return {}, {}
     from omni_fastshm.config import load_omni_transfer_config
 
-    return edge_names(load_omni_transfer_config(path).edges)
+    config = load_omni_transfer_config(path)
+    called = {stage.id: [stage.id] for stage in config.stages.values()}
+    for stage in config.stages.values():
+        with contextlib.suppress(ConfigError):  # the name of several
+            if stage.label and config.find_stage(stage.label) == stage.id:
+                called[stage.id].append(stage.label)
+    found = dict(edge_names(config.edges))
+    for edge in config.edges:
+        for hashed in edge_names([(one, other) for one in called[edge[0]] for other in called[edge[1]]]):
+            found.setdefault(hashed, edge)
+    titles = {stage.id: f"{stage.id} ({stage.label})" for stage in config.stages.values() if stage.label}
+    return found, titles
 
 
-def _live(arguments: argparse.Namespace, names: Names) -> int:
+def _live(arguments: argparse.Namespace, names: Names, titles: Titles) -> int:
     if not sys.stdout.isatty():
         raise ConfigError("top: the live view needs a terminal; --once and --json do not", op="top")
     try:
@@ -109,7 +122,7 @@ def _live(arguments: argparse.Namespace, names: Names) -> int:
         ) from None
 
     def screen(view: View) -> Text:
-        lines = render(view)[: max(console.size.height - 1, 1)]
+        lines = render(view, titles)[: max(console.size.height - 1, 1)]
         text = Text(no_wrap=True, overflow="crop")
         for line in lines:
             for piece, style in line:
@@ -159,22 +172,27 @@ def _keys() -> Iterator[Any]:
 # -- the screen
 
 
-def render(view: View) -> list[Line]:
-    """Lines of the screen, from top to bottom."""
+def render(view: View, titles: Titles | None = None) -> list[Line]:
+    """Lines of the screen, from top to bottom.
+
+    Args:
+        view: what to show.
+        titles: what to call a stage, by its id; others are called by their id.
+    """
     where = "all namespaces" if view.namespace is None else f"namespace {view.namespace}"
     free = f"{human_bytes(view.free)} of {human_bytes(view.size)} free" if view.size else "no size limit"
     lines: list[Line] = [[(f"omni-fastshm top   {where}   {view.mount}: {free}   last {view.seconds:.1f} s", "bold")]]
     if not view.endpoints:
         lines += [[], [("no producer: nothing was put through shared memory, or all have closed", _DIM)]]
     for endpoint in view.endpoints:
-        lines += [[], *_producer(endpoint)]
+        lines += [[], *_producer(endpoint, titles or {})]
     if view.oddities:
         kinds = ", ".join(sorted({each.kind for each in view.oddities}))
         lines += [[], [(f"also there: {count(len(view.oddities), 'name')} ({kinds}): see omni-fastshm ls", _DIM)]]
     return lines
 
 
-def _producer(each: EndpointView) -> list[Line]:
+def _producer(each: EndpointView, titles: Titles) -> list[Line]:
     state = f"{each.state} {human_seconds(each.age_s)}"
     if each.orphan_left_s is not None:
         state += f", keeps {human_seconds(each.orphan_left_s)}"
@@ -191,7 +209,7 @@ def _producer(each: EndpointView) -> list[Line]:
         (f"  pending {each.pending}{oldest}", _YELLOW if (each.oldest_s or 0) > 10 else ""),
         (f"   held {each.held}   memory {human_bytes(each.memory)}", ""),
     ]
-    return [head, load, *map(_bar, each.rings), *map(_edge, each.edges), _readers(each)]
+    return [head, load, *map(_bar, each.rings), *(_edge(edge, titles) for edge in each.edges), _readers(each)]
 
 
 def _rate(value: float) -> str:
@@ -206,8 +224,10 @@ def _bar(ring: RingView) -> Line:
     return [(f"  d{ring.number:<3}", ""), ("|", _DIM), (cells, style), ("|", _DIM), (f" {figures}", "")]
 
 
-def _edge(edge: EdgeView) -> Line:
-    name = edge.edge if edge.from_stage is None else f"{edge.from_stage} -> {edge.to_stage}"
+def _edge(edge: EdgeView, titles: Titles) -> Line:
+    name = edge.edge
+    if edge.from_stage is not None and edge.to_stage is not None:
+        name = f"{titles.get(edge.from_stage, edge.from_stage)} -> {titles.get(edge.to_stage, edge.to_stage)}"
     return [
         (f"  edge {printable(name)}", "cyan"),
         (f"   ~{_rate(edge.puts_per_s)}/s   pending {edge.pending}   held {edge.held}", ""),

@@ -7,10 +7,10 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-__all__ = ["Open", "tell_dropped"]
+__all__ = ["Dropped", "Open", "tell_dropped"]
 
 _log = logging.getLogger("omni_fastshm")
 
@@ -59,8 +59,66 @@ class Open:
             self._connectors.discard(connector)
 
 
-def tell_dropped(dropped: int, namespace: str) -> None:
-    """Log that `close` dropped so many payloads; nothing where there were none."""
-    if dropped:
-        payloads = "1 payload" if dropped == 1 else f"{dropped} payloads"
-        _log.warning("closed with %s that nobody had taken: dropped (namespace %s)", payloads, namespace)
+class Dropped(NamedTuple):
+    """Payloads that `close` drops.
+
+    Args:
+        edge: ``thinker->talker``.
+        payloads: how many.
+        bytes: of all of them.
+        request: whose, where one is known.
+    """
+
+    edge: str
+    payloads: int
+    bytes: int
+    request: str | None = None
+
+
+def tell_dropped(connector: str, namespace: str, dropped: int, what: Iterable[Dropped], linger_s: float) -> None:
+    """Log that `close` dropped payloads; nothing where there were none.
+
+    Args:
+        connector: the name of its class.
+        namespace: its namespace.
+        dropped: how many payloads.
+        what: the same in detail, as far as it is known.
+        linger_s: how long `close` has waited for takers.
+    """
+    if not dropped:
+        return
+    edges: dict[str, int] = {}
+    requests, size = [], 0
+    for each in what:
+        edges[each.edge] = edges.get(each.edge, 0) + each.payloads
+        size += each.bytes
+        if each.request is not None:
+            requests.append(repr(each.request))
+    most = sorted(edges.items(), key=lambda pair: -pair[1])
+    details = [connector, f"namespace {namespace}"]
+    details += [f"{size} bytes", _some("edge", [f"{edge}: {number}" for edge, number in most])] if edges else []
+    details += [_some("request", requests)] if requests else []
+    _log.warning(
+        "closed with %s that nobody had taken: dropped (%s). %s",
+        "1 payload" if dropped == 1 else f"{dropped} payloads",
+        "; ".join(details),
+        _LATE if linger_s else _EARLY,
+        extra={"bytes": size, "edge": most[0][0]} if len(most) == 1 else {"bytes": size},
+    )
+
+
+_EARLY = (
+    "Close after the last get, or set linger_s, which makes close wait for takers; what nobody is to take goes with "
+    "cleanup(request_id)"
+)
+_LATE = (
+    "No taker came within linger_s: receivers are slower than that, or have ended; a longer one gives them more time"
+)
+_SHOWN = 3
+
+
+def _some(what: str, texts: Sequence[str]) -> str:
+    """A few of them, and how many more."""
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    shown = ", ".join(f"{text:.80}" for text in texts[:_SHOWN])
+    return f"{what}{'' if len(texts) == 1 else 's'} {shown}{more}"

@@ -56,4 +56,4 @@ def item_of(metadata: Metadata, edge: tuple[str, str], request: str, namespace: 
         raise MetadataError(f"metadata gives two sizes: {size} and {place['size']}", op="get", key=request)
     if not 1 <= takers <= 255 or not isinstance(nonce, str) or not Names.is_nonce(nonce):
         raise MetadataError(f"metadata is damaged: {describe(place)}", op="get", key=request)
-    return Item(edge, request, nonce, size, takers)
+    return Item(edge, request, str.__str__(nonce), size, takers)  # by its value: a subclass may write itself otherwise

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Setting] = {
         "size",
         512 << 20,
         env=True,
-        help="memory that this node gives to the store; 0 (puts go to others) or from 16MB on",
+        help="memory that this node gives to the store; 0 (puts go to others) or from 16 MiB on",
     ),
     "localbuf": Setting("size", 256 << 20, env=True, help="memory for received payloads while views on them live"),
     "proto": Setting("choice", "tcp", choices=("tcp", "rdma"), env=True, help="how the bytes cross the network"),

@@ -188,20 +188,20 @@ class Shelf:
             codes = self.session.exist([self.names.payload(item) for item in mine])
             self.ledger.drop(item.nonce for item, code in zip(mine, codes, strict=False) if code == 0)
 
-    def drop_all(self) -> int:
-        """Everything of this connector; how many payloads that were not taken."""
+    def drop_all(self) -> list[Item]:
+        """Everything of this connector; the payloads that were not taken."""
         if not (len(self.ledger) or self.doubtful or self._astray):
-            return 0
+            return []
         self.check_master()
         self.sweep()
         items = self.ledger.items()
         if self.session.lost:
             raise StoreError(RPC_FAIL)
         if not items:
-            return 0
+            return []
         tokens = [token for item in items for token in self.names.tokens(item)]
         if tokens:
             self.session.remove_all(tokens)
         codes = self.session.remove_all([self.names.payload(item) for item in items])
         self._drop_pointers(items)
-        return codes.count(OK)
+        return [item for item, code in zip(items, codes, strict=False) if code == OK]

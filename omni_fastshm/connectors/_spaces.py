@@ -145,15 +145,15 @@ class Space:
         # The payloads die here, outside of the lock: what they hold may do anything when it dies.
         del gone
 
-    def cancel_account(self, account: Account) -> int:
+    def cancel_account(self, account: Account) -> list[tuple[Key, int]]:
         """Drop all payloads of one connector.
 
         Returns:
-            How many there were.
+            Their keys and sizes.
         """
         with self.changed:
             gone = self._cancel([entry for entry in list(self._entries.values()) if entry.account is account])
-        return len(gone)
+        return [(entry.key, entry.size) for entry in gone]
 
     def _cancel(self, entries: Iterable[Entry]) -> list[Entry]:
         gone = []

@@ -38,7 +38,7 @@ from omni_fastshm.settings import (
     resolve_namespace,
 )
 
-from ._ends import tell_dropped
+from ._ends import Dropped, tell_dropped
 from ._leaves import buffer_bytes, moved, own_copy, shared_copy
 from ._refusals import FULL, TOO_LARGE, Refusals
 from ._shared_settings import LINGER, PUT_TIMEOUT
@@ -506,8 +506,9 @@ class InProcessConnector(OmniConnectorBase):
             self._linger()
         finally:
             dropped = self._space.cancel_account(self._account)
-        self._counters.dropped += dropped
-        tell_dropped(dropped, self._namespace)
+        self._counters.dropped += len(dropped)
+        what = [Dropped("->".join(key[:2]), 1, size, key[2]) for key, size in dropped]
+        tell_dropped("InProcessConnector", self._namespace, len(dropped), what, self._linger_s)
         if self._helper is not None:
             self._helper.shutdown(wait=False)
         _open.discard(self)

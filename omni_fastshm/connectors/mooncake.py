@@ -28,7 +28,7 @@ from omni_fastshm.settings import (
 )
 
 from . import _refusals
-from ._ends import Open, tell_dropped
+from ._ends import Dropped, Open, tell_dropped
 from ._mooncake_codes import FULL, MASTER_LOST, OK, RPC_FAIL, TRANSFER, StoreError, describe_code
 from ._mooncake_gate import LONGEST_PAUSE_S, Gate
 from ._mooncake_keys import Item, Names
@@ -354,8 +354,10 @@ class MooncakeConnector(OmniConnectorBase):
                 ledger.changed.notify_all()  # waiting calls of this process look around, and find it closed
             self._sender.let_end()
             self._linger()
-            self._count.dropped = self._shelf.drop_all()
-            tell_dropped(self._count.dropped, self.namespace)
+            dropped = self._shelf.drop_all()
+            self._count.dropped = len(dropped)
+            what = [Dropped("->".join(item.edge), 1, item.size, item.request) for item in dropped]
+            tell_dropped("MooncakeConnector", self.namespace, len(dropped), what, self._linger_s)
         except StoreError as error:
             logger.warning("close could not drop what nobody has taken: %s", error)
         finally:

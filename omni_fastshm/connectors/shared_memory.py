@@ -57,10 +57,11 @@ from omni_fastshm.settings import (
     parse_settings,
     request_name,
     resolve_namespace,
+    stage_name,
 )
 from omni_fastshm.staging import Begun, Staging, devices, parked, pinned_bytes
 
-from ._ends import Open, tell_dropped
+from ._ends import Dropped, Open, tell_dropped
 from ._refusals import FULL, MOUNT_FULL, NO_INODES, SAY_AGAIN_S, SYSTEM, TOO_LARGE, Refusals
 from ._shared_settings import CODEC, LINGER, PUT_TIMEOUT
 
@@ -735,7 +736,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         Raises:
             ConfigError: one of them is no stage's name, or both are the same stage.
         """
-        return Watch(self, *known_edge(from_stage, to_stage), listener)
+        heard = None if listener is None else stage_name(listener, "listener")
+        return Watch(self, *known_edge(from_stage, to_stage), heard)
 
     def cleanup(self, request_id: StageId) -> None:
         self.cancel(request_id)
@@ -837,7 +839,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 for producer in self._producers():
                     if not producer.closed:  # Ctrl-C in the linger of another one ended the loop
                         self._dropped += producer.close(0)
-            tell_dropped(self._dropped, self.namespace)
+            linger_s = self._settings["linger_s"]
+            tell_dropped("SharedMemoryConnector", self.namespace, self._dropped, self._what_is_untaken(), linger_s)
         finally:
             if directory is not None:
                 for stage in range(BELLS):
@@ -849,6 +852,14 @@ class SharedMemoryConnector(OmniConnectorBase):
             self._lost = []
             _open.discard(self)
             tell_closed(self, self._meter, self._final)
+
+    def _what_is_untaken(self) -> list[Dropped]:
+        """After the close of its producers. Request ids are not known: shared memory has only their hashes."""
+        if not self._dropped:
+            return []
+        names = {edge_hash(start, end): f"{start}->{end}" for start, end, *_ in self._meter.edges()}
+        found = [pair for producer in self._producers() for pair in producer.untaken.items()]
+        return [Dropped(names.get(edge, f"{edge:016x}"), number, size) for edge, (number, size) in found]
 
     @property
     def _producer(self) -> Producer | None:

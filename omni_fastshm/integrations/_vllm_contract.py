@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from omni_fastshm.errors import CodecError, ConnectorClosed
-from omni_fastshm.settings import Setting, parse_settings
+from omni_fastshm.factory import OmniConnectorFactory
+from omni_fastshm.settings import ONLY_IN_HOST, misspelt_settings, parse_settings
 
 from ._vllm_keys import SentKeys
 from ._vllm_transport import CLOSED, Found, Put, Transport, all_of, threshold_of
@@ -24,9 +25,6 @@ __all__ = ["Keyed", "Plain", "Told"]
 
 logger = logging.getLogger("omni_fastshm")
 
-_SETTINGS = {
-    "unread_ttl_s": Setting("seconds", 1800.0, help="what was not read in this time may be dropped to make room"),
-}
 _REFUSED: Put = (False, 0, None)
 _PLACES = frozenset({"shm", "inline_bytes", "mooncake"})  # where metadata says that the payload is
 _SAY_AGAIN_S = 10.0
@@ -80,6 +78,9 @@ class _Contract:
         self._wire = Wire(self.serializer)
         self._last = type(self).make_transport(config, keyed=self.keyed)
         self._transport = self._last
+        name = type(self).__name__
+        for given, meant in misspelt_settings(OmniConnectorFactory.settings_of(name) or {}, all_of(config)):
+            logger.warning("%s: there is no setting %.60r; did you mean %r? It is passed over", name, given, meant)
 
     def _send(self, stages: tuple[Any, Any], key: str, data: Any) -> Put:
         transport = self._transport
@@ -166,8 +167,8 @@ class Keyed(_Contract):
 
     def __init__(self, config: dict[str, Any]) -> None:
         known = all_of(config)
-        given = {name: known[name] for name in _SETTINGS if name in known}
-        self._unread_ttl_s: float = parse_settings(type(self).__name__, _SETTINGS, given)["unread_ttl_s"]
+        given = {name: known[name] for name in ONLY_IN_HOST if name in known}
+        self._unread_ttl_s: float = parse_settings(type(self).__name__, ONLY_IN_HOST, given)["unread_ttl_s"]
         super().__init__(config)
         self._sent = SentKeys(self._last.has)  # not of self: a connector goes with its last reference
         self._said_at = 0.0

@@ -87,6 +87,40 @@ class Closing(Topic):
         assert len(said) == bool(words)
         assert connector.health()["dropped"] == untaken
 
+    def test_the_warning_says_whose_payloads(self, caplog: pytest.LogCaptureFixture) -> None:
+        connector = self.make()
+        size = sum(connector.put("a", to, f"r{to}", payloads.array(100_000))[1] for to in ("b", "b", "c", "d", "e"))
+        caplog.clear()
+        connector.close()
+        (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+        said = record.getMessage()
+        assert said.startswith("closed with 5 payloads that nobody had taken: dropped (")
+        for words in (
+            connector.health()["connector"],
+            self.namespace,
+            f"{size} bytes",
+            "edges a->b: 2, ",
+            " and 1 more",
+        ):
+            assert words in said
+        assert said.count("->") == 3
+        assert "Close after the last get, or set linger_s" in said
+        assert record.bytes == size  # type: ignore[attr-defined]
+        if type(connector).__name__ != "SharedMemoryConnector":  # whose shared memory has only hashes of them
+            assert "requests 'rb', 'rb', 'rc' and 2 more" in said
+
+    def test_the_warning_after_waiting_in_vain(self, caplog: pytest.LogCaptureFixture) -> None:
+        connector = self.make(linger_s=0.01)
+        connector.put("a", "b", "r", payloads.array(100_000))
+        connector.put("a", "c", "r", payloads.array(100_000))
+        taken = connector.put("a", "d", "r", payloads.array(100_000))
+        assert connector.get("a", "d", "r", taken[2]) is not None
+        caplog.clear()
+        connector.close()
+        (said,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert "edges a->b: 1, a->c: 1" in said
+        assert "No taker came within linger_s" in said
+
     def test_a_dropped_connector_leaves_nothing(self, unraisable: list[Any]) -> None:
         connector = self.connector_class()(dict(self.base_settings))
         connector.put("a", "b", "r", payloads.array(100_000))

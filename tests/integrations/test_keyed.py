@@ -45,7 +45,9 @@ def test_config_is_the_very_dict(host: Any) -> None:
     assert config == {"stage_id": 2, "extra": {"codec_chunk_frames": 25}}
 
 
-def test_settings_of_the_host_are_accepted_and_ours_are_used(make: Make, namespace: str) -> None:
+def test_settings_of_the_host_are_accepted_and_ours_are_used(
+    make: Make, namespace: str, errors: Callable[[], list[str]]
+) -> None:
     connector = make(
         stage_id=1, role="dual", from_stage="0", to_stage="1", codec_chunk_frames=25, shm_threshold_bytes=65536,
         connector_get_sleep_s=0.1, zmq_port="$PORT", anything={"else": 1}, segment_bytes=1 << 20,
@@ -54,7 +56,17 @@ def test_settings_of_the_host_are_accepted_and_ours_are_used(make: Make, namespa
     assert connector.put("1", "2", "k", b"x" * (1 << 19))[0]
     assert connector.health()["capacity_bytes"] <= 1 << 20
     assert connector.health()["namespace"] == namespace
+    assert errors() == [], "nothing is said of what only the host knows"
     assert connector.put("1", "2", "k2", b"x" * (3 << 20)) == (False, 0, None)
+
+
+def test_a_setting_that_is_misspelt_is_said(make: Make, errors: Callable[[], list[str]]) -> None:
+    """The host passes what it does not know, so it is no error; but what was meant is not used."""
+    connector = make(unread_ttl=5, extra={"segmnt_bytes": 1 << 20, "Put_Timeout_s": 1, "segment_bytes": 1 << 20})
+    meant = [("unread_ttl", "unread_ttl_s"), ("segmnt_bytes", "segment_bytes"), ("Put_Timeout_s", "put_timeout_s")]
+    name = type(connector).__name__
+    said = [f"{name}: there is no setting {one!r}; did you mean {other!r}? It is passed over" for one, other in meant]
+    assert errors() == said
 
 
 def test_the_namespace_is_fixed_where_none_is_given(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,7 +289,7 @@ def test_who_takes_under_the_shared_slot_waits_for_the_copies(make: Any, fake: F
         ({"": "cpu"}, "is no path"),
         ({3: "cpu"}, "is no path"),
         ({"a": {"b": "cpu"}}, "write the whole path"),
-        ({"a": 1.5}, "device: 1.5"),
+        ({"a": 1.5}, r"device\['a'\]: 1.5"),
     ],
     ids=repr,
 )

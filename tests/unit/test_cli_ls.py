@@ -215,8 +215,30 @@ def test_from_the_command_line_and_without_anything_heavy(namespace: str) -> Non
     assert done.stdout.splitlines()[1:] == [f"nothing of omni-fastshm in namespace {namespace}", "[]"]
 
 
-@pytest.mark.parametrize("command", ["ls", "reap"])
-@pytest.mark.parametrize("arguments", [["--namespace", "a/b"], ["--namespace", ""], ["--namespace"], ["x"], ["--nons"]])
+@pytest.mark.parametrize("arguments", [["{}"], ["--namespace", "{}"], ["--json", "{}"], ["{}", "--namespace={}"]])
+@pytest.mark.parametrize("command", [["ls"], ["reap", "--dry-run"], ["top", "--once", "--interval", "0.05"]])
+def test_a_namespace_by_itself_or_behind_its_option(
+    command: list[str], arguments: list[str], capsys: pytest.CaptureFixture[str], namespace: str
+) -> None:
+    assert main([*command, *(text.format(namespace) for text in arguments)]) == 0
+    out = capsys.readouterr().out
+    if "--json" not in arguments:
+        assert f"namespace {namespace}" in out
+    elif command[0] != "reap":
+        assert json.loads(out)["namespace"] == namespace
+
+
+@pytest.mark.parametrize("command", ["ls", "reap", "top"])
+def test_one_namespace(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "x", "--namespace", "y"])
+    assert "two namespaces, x and y: give one, or none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["ls", "reap", "top"])
+@pytest.mark.parametrize(
+    "arguments", [["--namespace", "a/b"], ["--namespace", ""], ["--namespace"], ["a/b"], [""], ["x", "y"], ["--nons"]]
+)
 def test_a_wrong_command_line(
     command: str, arguments: list[str], capsys: pytest.CaptureFixture[str], namespace: str
 ) -> None:
@@ -263,6 +285,7 @@ def test_an_empty_mount_of_any_size(command: str) -> None:
         (64 << 20, "64.0 MiB"),
         (5 << 30, "5.0 GiB"),
         (3 << 40, "3.0 TiB"),
+        (5 << 62, "20.0 EiB"),
     ],
 )
 def test_sizes(size: int, text: str) -> None:

@@ -136,6 +136,26 @@ def test_json_with_a_pipelines_names(connect: Any, namespace: str, tmp_path: Pat
     assert found["endpoints"][0]["rings"][0]["used"] == producer.health()["used_bytes"]
 
 
+@pytest.mark.parametrize("ends", [(0, 1), ("thinker", "talker"), ("thinker", 1)], ids=str)
+def test_stages_with_ids_and_names(
+    connect: Any, capsys: pytest.CaptureFixture[str], namespace: str, tmp_path: Path, ends: tuple[Any, Any]
+) -> None:
+    """The screen has both, whichever of them the processes use; the JSON has the ids."""
+    producer = connect(SharedMemoryConnector)
+    producer.put(*ends, "r", np.zeros(20_000))
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "stages: [{stage_id: 0, name: thinker}, {stage_id: 1, engine_args: {model_stage: talker}}, {stage_id: 2}]\n"
+        "edges: [{from: 0, to: 1}, {from: 1, to: 2}]\n"
+    )
+    command = ["top", namespace, "--once", "--interval", "0.05", "--config", str(file)]
+    assert main(command) == 0
+    assert "  edge 0 (thinker) -> 1 (talker)   ~" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    (edge,) = json.loads(capsys.readouterr().out)["endpoints"][0]["edges"]
+    assert (edge["from_stage"], edge["to_stage"]) == ("0", "1")
+
+
 @pytest.fixture
 def tmux(tmp_path: Path) -> Iterator[Any]:
     """A function that runs tmux on a server of this test's own."""

@@ -167,6 +167,13 @@ def test_settings_that_vllm_omni_passes_over(write: Write, capsys: pytest.Captur
     assert status == 0
     (warning,) = [line for line in lines if line.startswith("warning: ")]
     assert "did you mean 'segment_bytes'?" in warning
+    assert " unread_ttl_s," in warning, "the list of what there is has all of it"
+    status, lines = validate(write(SHARED % ("FastSharedMemoryConnector", "unread_ttl: 5")), capsys)
+    assert [line for line in lines if "did you mean 'unread_ttl_s'?" in line]
+    status, lines = validate(write(SHARED % ("FastSharedMemoryConnector", "unread_ttl_s: soon")), capsys)
+    assert status == 1
+    status, lines = validate(write(SHARED % ("SharedMemoryConnector", "unread_ttl_s: 5")), capsys)
+    assert status == 1, "that there is only there"
     status, lines = validate(write(SHARED % ("FastMooncakeConnector", "segment: x")), capsys)
     assert status == 1
     assert any("extra.segment: 'x' (str) is not a number" in line for line in lines)
@@ -215,7 +222,7 @@ def test_a_file_that_run_takes_is_ok(write: Write, tmp_path: Path, capsys: pytes
         ("os.path:join", "no_such_module.here:x", ["6: run.write: there is no module 'no_such_module.here'"]),
         ("os.path:join", "json.nothing:x", ["6: run.write: there is no module 'json.nothing'"]),
         ('write: "os.path:join"', "requests: 0", ["6: run.requests: 0 (int) is too small"]),
-        ("run: {", "run: 5 # {", ["6: the settings must be a mapping of names to values, not 5", "6: run.load is"]),
+        ("run: {", "run: 5 # {", ["6: run: must be a mapping, not 5 (int); write it as in run: {load: "]),
         ("fn_args: {}", "fn_args: [1]", ["4: stages[1].fn_args: stage 1: fn_args must be a mapping"]),
         (', fn: "stages.py:stage", fn_args', ", fn_args", ["4: stages[1]: stage 1: it has no function"]),
         ('0, fn: "stages.py:stage"', '0, fn: "stages.py:stag"', ["3: stages[0].fn: stage 0: ", "define 'stag'"]),

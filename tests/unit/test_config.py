@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from omni_fastshm import config_check
 from omni_fastshm.config import (
     ConnectorSpec,
     OmniTransferConfig,
@@ -44,6 +46,9 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return build
+
+
+SHM = {"name": "SharedMemoryConnector"}
 
 
 def problems_of(source: Any) -> list[str]:
@@ -647,11 +652,11 @@ WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"stages": [5]}, "stages[0]: a stage must be a mapping with a stage_id"),
     ({"stages": [None]}, "stages[0]: a stage must be a mapping with a stage_id"),
     ({"stages": [{}]}, "stages[0]: a stage needs a stage_id"),
-    ({"stages": [{"stage_id": None}]}, "stages[0].stage_id: stage_id: None"),
-    ({"stages": [{"stage_id": True}]}, "stages[0].stage_id: stage_id: True"),
-    ({"stages": [{"stage_id": 1.0}]}, "stages[0].stage_id: stage_id: 1.0"),
-    ({"stages": [{"stage_id": ""}]}, "stages[0].stage_id: stage_id: a stage's name must not be empty"),
-    ({"stages": [{"stage_id": [0]}]}, "stages[0].stage_id: stage_id: [0]"),
+    ({"stages": [{"stage_id": None}]}, "stages[0].stage_id: None"),
+    ({"stages": [{"stage_id": True}]}, "stages[0].stage_id: True"),
+    ({"stages": [{"stage_id": 1.0}]}, "stages[0].stage_id: 1.0"),
+    ({"stages": [{"stage_id": ""}]}, "stages[0].stage_id: a stage's name must not be empty"),
+    ({"stages": [{"stage_id": [0]}]}, "stages[0].stage_id: [0]"),
     ({"stages": [{"stage_id": 0, "input_connectors": []}]}, "stages[0].input_connectors: must be a mapping"),
     ({"stages": [{"stage_id": 0, "output_connectors": "x"}]}, "stages[0].output_connectors: must be a mapping"),
     ({"stages": [{"stage_id": 0, "engine_input_source": {}}]}, "stages[0].engine_input_source: must be a list"),
@@ -663,7 +668,7 @@ WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"edges": [[0, 1]]}, "edges[0]: an edge must be a mapping with from and to"),
     ({"edges": [{"to": 1}]}, "edges[0]: an edge needs a stage under 'from'"),
     ({"edges": [{"from": 1, "to": None}]}, "edges[0]: an edge needs a stage under 'to'"),
-    ({"edges": [{"from": 1.5, "to": 1}]}, "edges[0].from: from: 1.5"),
+    ({"edges": [{"from": 1.5, "to": 1}]}, "edges[0].from: 1.5"),
     ({"connectors": {"a": None}}, "connectors.a: a connector needs a name"),
     ({"connectors": {"a": {"extra": {}}}}, "connectors.a: a connector needs a name"),
     ({"connectors": {"a": "InProcessConnector"}}, "connectors.a: must be a mapping"),
@@ -676,7 +681,29 @@ WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("content", "start"), WRONG_TYPES)
 def test_wrong_types(content: dict[str, Any], start: str) -> None:
     problems = problems_of(content)
-    assert any(problem.startswith(start) for problem in problems), problems
+    (said,) = [problem for problem in problems if problem.startswith(start)]
+    if " must be a " in said or " needs a " in said:
+        shape = re.search(r"(?:write it as in|, as in|: as in) (.*?)(?:\. Known.*)?$", said)
+        assert shape, f"it does not say how to write it: {said}"
+        assert yaml.safe_load(shape[1])
+
+
+@pytest.mark.parametrize("name", sorted(config_check._SHAPES))
+def test_the_shapes_that_messages_show_are_right(name: str) -> None:
+    shown = yaml.safe_load(config_check._SHAPES[name])
+    assert list(shown) == [name]
+    stages: list[dict[str, Any]] = [{"stage_id": 0}, {"stage_id": 1}]
+    content: dict[str, Any] = {"stages": stages, "connectors": {"shm": SHM}}
+    if name in ("runtime", "stages", "stage_args", "connectors", "edges"):
+        content = {"stages": stages, **shown} if name in ("runtime", "connectors", "edges") else shown
+    elif name == "extra":
+        content["connectors"]["shm"] = {**SHM, "name": "SharedMemoryConnector", **shown}
+    else:
+        stages[name != "output_connectors"].update(shown)
+    assert inspect_transfer_config(content)[1] == []
+    whole = {"stages": [yaml.safe_load(config_check._STAGE), stages[1]], "edges": [yaml.safe_load(config_check._EDGE)]}
+    whole["connectors"] = {"shm": yaml.safe_load(config_check._CONNECTOR)}
+    assert inspect_transfer_config(whole)[1] == []
 
 
 def test_a_misspelt_reference(write: Write) -> None:
@@ -921,9 +948,6 @@ def test_warnings(content: dict[str, Any], warning: str) -> None:
     assert warning in load_omni_transfer_config(content).warnings
 
 
-SHM = {"name": "SharedMemoryConnector"}
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -947,7 +971,17 @@ SHM = {"name": "SharedMemoryConnector"}
             {"edges": [{"frm": 0, "to": 1}]},
             "edges[0]: an edge needs a stage under 'from'; there is 'frm': did you mean 'from'?",
         ),
-        ({"edges": [{"from": None, "to": 1}]}, "edges[0]: an edge needs a stage under 'from'"),
+        (
+            {"edges": [{"from": None, "to": 1}]},
+            "edges[0]: an edge needs a stage under 'from', as in {from: 0, to: 1}",
+        ),
+        ({"stages": [{"id": 0}]}, "stages[0]: a stage needs a stage_id: write {stage_id: 0} for its id"),
+        ({"stages": [{"name": "a"}]}, "stages[0]: a stage needs a stage_id: write {stage_id: 'a'} for its name"),
+        (
+            {"connectors": {"a": SHM["name"]}},
+            "connectors.a: must be a mapping, not 'SharedMemoryConnector' (str); write it as in "
+            "{name: SharedMemoryConnector}",
+        ),
     ],
 )
 def test_a_key_that_looks_like_one_of_ours_is_refused(content: dict[str, Any], problem: str) -> None:

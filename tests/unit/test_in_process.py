@@ -29,6 +29,7 @@ from omni_fastshm.connectors import _spaces
 from omni_fastshm.connectors._leaves import buffer_bytes, moved, own_copy, shared_copy
 from omni_fastshm.connectors.in_process import InProcessConnector
 from omni_fastshm.errors import CodecError, ConfigError, ConnectorClosed, ForkedConnector, MetadataError, SegmentError
+from omni_fastshm.placement import check_placement
 
 Make = Callable[..., InProcessConnector]
 EDGE = ("0", "1")
@@ -475,6 +476,43 @@ def test_wrong_devices(make: Make, device: Any) -> None:
     with pytest.raises(ConfigError, match="device"):
         connector.get(0, 1, "r", metadata, device=device)
     assert connector.get(0, 1, "r", metadata) is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "meant"),
+    [
+        ("gpu", "cuda"), ("GPU:1", "cuda:1"), ("CPU", "cpu"), ("cuda0", "cuda:0"), ("CUDA:0", "cuda:0"),
+        ("cuda:", "cuda"), ("cuda 3", "cuda:3"), ("cdua", "cuda"), ("nvidia", "cuda"), ("host", "cpu"),
+        (" cpu ", "cpu"),
+    ],
+)  # fmt: skip
+def test_a_device_that_is_written_differently(make: Make, device: str, meant: str) -> None:
+    connector = make()
+    _, _, metadata = connector.put(0, 1, "r", [torch.ones(2)])
+    said = f"{device!r} (str) is no device of torch; did you mean {meant!r}?"
+    with pytest.raises(ConfigError, match=re.escape(f"device: {said}")):
+        connector.get(0, 1, "r", metadata, device=device)
+    with pytest.raises(ConfigError, match=re.escape(f"device['[0]']: {said}")):
+        connector.get(0, 1, "r", metadata, device={"[0]": device})
+    assert connector.get(0, 1, "r", metadata) is not None
+
+
+@pytest.mark.parametrize("device", ["cuda:-1", "cuda:x", "", "no device at all", "cuda0123"])
+def test_a_device_that_is_none(device: str) -> None:
+    """No guess is better than a wrong one; torch says what is wrong."""
+    with pytest.raises(ConfigError, match="is no device of torch: ") as caught:
+        check_placement(device)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", [True, 1.5, ["cuda"], object()])
+def test_what_no_device_can_be(device: Any) -> None:
+    """One line: what torch itself says of these is a list of its signatures."""
+    with pytest.raises(ConfigError, match="give a text such as 'cuda'") as caught:
+        check_placement(device)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"device\['a'\]: .* give a text such as 'cuda'"):
+        check_placement({"a": device})
 
 
 # Sizes

@@ -520,3 +520,25 @@ class TestReadOnly:
             assert producer.get("a", "b", str(n), metadata) is not None
         assert child.finish() == 25
         assert seen >= 25
+
+
+def test_what_is_untaken_by_edge(make: Any, namespace: str) -> None:
+    """As the rows say it, over several pieces; what `close` tells of it agrees."""
+    producer = make(key_lookup=True, namespace=namespace)
+    for number in range(5000):
+        producer.put("a", "b" if number % 3 else "c", number, number, consumers=2 if number % 5 else 1)
+        if number % 2:
+            producer.get("a", "b" if number % 3 else "c", number)
+    fd = producer._producer.outbox.control.fd
+    found = reading.read_untaken(fd)
+    rows = [row for row in reading.read_rows(fd)[0] if row.takes]
+    assert found == {
+        edge: (len(here), sum(row.total_size for row in here))
+        for edge in {row.edge for row in rows}
+        for here in [[row for row in rows if row.edge == edge]]
+    }
+    assert len(found) == 2
+    owner = producer._producer
+    producer.close()
+    assert owner.untaken == found
+    assert sum(number for number, _ in found.values()) == producer.health()["dropped"]

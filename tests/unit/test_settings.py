@@ -101,6 +101,21 @@ def test_a_size_with_a_unit_is_told_in_bytes(given: str, number: int) -> None:
     assert f"write it in bytes: {number}" in refused(max_bytes=given)
 
 
+@pytest.mark.parametrize("name", ["max_bytes", "room"])
+@pytest.mark.parametrize(
+    ("given", "problem"), [("0.0001k", "is less than one byte"), ("9" * 400 + "g", "is more bytes than there can be")]
+)
+def test_a_size_with_a_unit_that_cannot_be(name: str, given: str, problem: str) -> None:
+    """What rounds to nothing is not 0, which turns some things off."""
+    with pytest.raises(ConfigError, match=problem):
+        parse_settings("Demo", {**TABLE, "room": Setting("size", 7)}, {name: given})
+
+
+@pytest.mark.parametrize(("given", "number"), [("0k", 0), ("0.5k", 512), ("512MB", 1 << 29), ("512MiB", 1 << 29)])
+def test_a_size_with_a_unit(given: str, number: int) -> None:
+    assert parse_settings("Demo", {"room": Setting("size", 7)}, {"room": given})["room"] == number
+
+
 def test_ranges_are_checked_and_never_clamped() -> None:
     assert parse(retries=1)["retries"] == 1
     assert parse(retries=10)["retries"] == 10

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from support.child import environment
 
-from omni_fastshm import codec
+from omni_fastshm import codec, simulation
 from omni_fastshm.cli import main
+from omni_fastshm.cli import simulate as cli_simulate
 from omni_fastshm.connectors.shared_memory import SharedMemoryConnector
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.simulation import Arrival, SimulatedRing, arrivals_of, read_trace, simulate
@@ -116,6 +117,11 @@ def test_made_up_arrivals() -> None:
         ('{"t": -1, "edge": ["a", "b"], "bytes": 1, "hold_s": 1}', "t must be a number from 0 on"),
         ('{"t": 0, "edge": ["a", "b"], "bytes": NaN, "hold_s": 1}', "bytes must be a number"),
         ('{"t": 0, "edge": ["a", "b"], "bytes": true, "hold_s": 1}', "bytes must be a number"),
+        ('{"t": 1e300, "edge": ["a", "b"], "bytes": 1, "hold_s": 1}', "t is too large: .*the most is 10,000,000,000"),
+        ('{"t": 0, "edge": ["a", "b"], "bytes": 1e300, "hold_s": 1}', "bytes is too large"),
+        ('{"t": 0, "edge": ["a", "b"], "bytes": 1, "hold_s": 1e300}', "hold_s is too large"),
+        ("[" * 50_000, "nested too deeply"),
+        (" " * 70_000, "more than 65536 characters"),
     ],
 )
 def test_traces_that_cannot_be_read(tmp_path: Path, line: str, problem: str) -> None:
@@ -125,6 +131,85 @@ def test_traces_that_cannot_be_read(tmp_path: Path, line: str, problem: str) -> 
         read_trace(file)
     with pytest.raises(ConfigError, match="No such file"):
         read_trace(tmp_path / "none")
+
+
+def test_a_trace_without_an_end() -> None:
+    with pytest.raises(ConfigError, match="more than 65536 characters"):
+        read_trace(Path("/dev/zero"))
+
+
+def test_so_many_arrivals_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "MOST_ARRIVALS", 3)
+    file = tmp_path / "trace.jsonl"
+    line = '{"t": 0, "edge": ["a", "b"], "bytes": 1, "hold_s": 1}\n'
+    file.write_text(line * 3)
+    assert len(read_trace(file)) == 3
+    file.write_text(line * 4)
+    with pytest.raises(ConfigError, match="more than 3 lines"):
+        read_trace(file)
+
+
+def test_so_much_work_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments that hold one payload each are looked at one by one."""
+    monkeypatch.setattr(simulation, "_MOST_LOOKS", 10_000)
+    trace = [Arrival(number / 1000, EDGE, 4096, 100.0) for number in range(200)]
+    with pytest.raises(ConfigError, match=r"segment_bytes: 4096 makes 1\d\d segments, .* such as 4096"):
+        simulate({("a", ("b",)): settings(segment_bytes=4096, max_bytes=1 << 30)}, trace)
+    (result,) = simulate({("a", ("b",)): settings(segment_bytes=1 << 20, max_bytes=1 << 30)}, trace)
+    assert result.edges["b"].puts == 200
+    with pytest.raises(ConfigError, match="segment_bytes"):  # a full ring looks for empty segments at every put
+        simulate({("a", ("b",)): settings(segment_bytes=4096, max_bytes=1 << 18, put_timeout_s=0.0)}, trace * 3)
+
+
+def test_a_connector_has_so_many_payloads_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "BLOCK_LIMIT", 5)
+    trace = [Arrival(number / 1000, EDGE, 64, 1.0) for number in range(8)]
+    (result,) = simulate({("a", ("b",)): settings(max_bytes=1 << 20)}, trace)
+    assert (result.edges["b"].puts, result.edges["b"].waited, result.high_water) == (8, 3, 5 * 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rps", "1e30"], "--rps: '1e30' is too large"),
+        (
+            ["--rps", "1e9"],
+            "--seconds: 60 at 1e+09 arrivals per second in all are more than 5,000,000, the most that is",
+        ),
+        (["--seconds", "1e7"], "give at most 250,000, or a lower --rps"),
+        (["--hold-ms", "1e30"], "--hold-ms: '1e30' is too large"),
+        (["--seconds", "1e30"], "--seconds: 1e+30 is no time"),
+    ],
+)
+def test_loads_that_would_take_for_ever(
+    capsys: pytest.CaptureFixture[str], pipeline: Path, arguments: list[str], problem: str
+) -> None:
+    common = ["simulate", str(pipeline), "--rps", "20", "--hold-ms", "100", "--payload", "1MiB", *arguments]
+    assert main(common) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_a_burst_is_an_arrival_for_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pipeline: Path
+) -> None:
+    """Also where the rate says that hardly any comes."""
+    monkeypatch.setattr(cli_simulate, "MOST_ARRIVALS", 1000)
+    common = ["simulate", str(pipeline), "--rps", "1e-9", "--hold-ms", "100", "--payload", "1MiB", "--arrivals", "even"]
+    assert main([*common, "--burst", "1001"]) == 1
+    assert "--burst: 1001 in all are more than the 1,000 arrivals" in capsys.readouterr().err
+    assert main([*common, "--burst", "1000"]) == 0
+
+
+@pytest.mark.parametrize("t", [0.0, 1e-300, 1e-9, 1.0, 1e10])
+def test_a_trace_however_short(capsys: pytest.CaptureFixture[str], pipeline: Path, tmp_path: Path, t: float) -> None:
+    """What the file leaves open is planned from it, and the moments are divided into columns."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"t": moment, "edge": ["a", "b"], "bytes": MIB, "hold_s": 1e9} for moment in [t] * 3 + [t / 2]]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["simulate", str(pipeline), "--trace", str(trace), "--json"]) == 0
+    (ring,) = json.loads(capsys.readouterr().out)["rings"]
+    assert ring["edges"]["b"]["puts"] == 4
+    assert max(ring["occupancy"]) == ring["high_water"]
 
 
 @pytest.fixture

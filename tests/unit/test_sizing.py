@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from omni_fastshm.cli import main
 from omni_fastshm.cli.load import size
 from omni_fastshm.config import load_omni_transfer_config
+from omni_fastshm.connectors._mooncake_settings import SETTINGS
 from omni_fastshm.errors import ConfigError
+from omni_fastshm.settings import parse_settings
 from omni_fastshm.simulation import arrivals_of, simulate
 from omni_fastshm.sizing import MIB, Load, make_plan, places_needed
 
@@ -149,6 +152,10 @@ def test_payloads_of_one_size_fill_the_planned_ring(file: Path, size_: int) -> N
         ("2k", 2000),
         ("7B", 7),
         (".5M", 500_000),
+        ("0.5k", 500),
+        ("2TB", 2 * 10**12),
+        ("1TiB", 1 << 40),
+        ("0k", 0),
     ],
 )
 def test_sizes(text: str, bytes_: int) -> None:
@@ -183,6 +190,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str], file: Path) -> None:
         (["--payload", "28.7B"], "is no whole number of bytes"),
         (["--payload", "1e30"], "is no size"),
         (["--payload", "9" * 20], "is more bytes than there can be"),
+        (["--payload", "0.0001k"], "'0.0001k' is less than one byte"),
+        (["--payload", "200TiB"], "--payload: '200TiB' is too large: the most is 140,737,488,355,328"),
+        (["--payload", "1MB", "--rps", "1e30"], "--rps: '1e30' is too large: the most is 1,000,000,000"),
+        (["--payload", "1MB", "--hold-ms", "1e30"], "--hold-ms: '1e30' is too large: the most is 1,000,000,000,000"),
+        (["--payload", "1MB", "--hold-ms", "1e12"], "on edge a -> b keeps more than 100,000,000 of its payloads under"),
+        (["--payload", "1MB", "--hold-ms", "1e12"], "at --rps 10 the most is 10,000,000,000"),
+        (["--payload", "1MB", "--burst", "9" * 11], "is too large: the most is 1,000,000"),
         (["--payload", "a:z=1MB"], "no edge 'a:z'; there are a:b"),
         (["--payload", "a:b=1MB"], "nothing is said about the edges a:c, b:d, c:d"),
         (["--payload", "1MB", "--burst", "0"], "--burst: '0'"),
@@ -236,8 +250,71 @@ def test_stages_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "has no edge thinker -> talk" in run(capsys, "simulate", str(file), "--trace", str(trace), status=1)
 
 
+def test_a_payload_that_never_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`plan` says it of what the file sets, `simulate` of what it replays."""
+    file = tmp_path / "pipeline.json"
+    small = {"max_bytes": MIB}
+    kinds = {
+        "b": {"name": "SharedMemoryConnector", "extra": {**small, "fallback": "inline"}},
+        "c": {"name": "InProcessConnector", "extra": small},
+        "d": {"name": "MooncakeConnector", "extra": {"master": "h:1", "segment": "16MiB"}},
+        "e": {"name": "SharedMemoryConnector", "extra": {"max_bytes": 1 << 30}},
+    }
+    stages = [{"stage_id": "a"}]
+    stages += [{"stage_id": name, "input_connectors": {"from_stage_a": spec}} for name, spec in kinds.items()]
+    file.write_text(json.dumps({"stages": stages}))
+    load = ["--rps", "1", "--hold-ms", "100", "--payload", "40MB"]
+
+    def warned(*command: str) -> list[str]:
+        return [text for text in json.loads(run(capsys, *command, "--json"))["warnings"] if "never fits" in text]
+
+    planned = warned("plan", str(file), *load)
+    assert [text.split(":")[0] for text in planned] == ["edge a -> b", "edge a -> c", "edge a -> d"]
+    assert "max_bytes 1048576 of stage a is less than one payload of 40000000 bytes" in planned[0]
+    assert "travels inside the metadata" in planned[0]
+    assert "is refused; raise it" in planned[1]
+    assert "segment (or max_bytes) 16777216 of stage a" in planned[2]
+    replayed = warned("simulate", str(file), *load, "--seconds", "5")
+    assert replayed == [planned[0], planned[2]], "in-process edges are not replayed"
+    assert len(warned("simulate", str(file), *load, "--seconds", "5", "--max-bytes", "1MiB")) == 3
+    assert warned("simulate", str(file), *load, "--seconds", "5", "--max-bytes", "1GiB") == []
+    assert warned("plan", str(file), *load[:-1], "60kB") == [], "travels inside the metadata anyway"
+    assert f"warning: {replayed[0]}" in run(capsys, "simulate", str(file), *load, "--seconds", "5").splitlines()
+
+
+def test_more_payloads_than_one_connector_can_have(file: Path) -> None:
+    config = load_omni_transfer_config(file)
+    plan = make_plan(config, dict.fromkeys(config.edges, Load(10_000, 7.0, 70_000)))
+    assert any("one connector can have 131072 under way" in text for text in plan.warnings)
+    plan = make_plan(config, dict.fromkeys(config.edges, Load(10_000, 6.0, 70_000)))
+    assert not any("131072" in text for text in plan.warnings)
+
+
+def test_the_largest_loads_are_planned() -> None:
+    """What is not refused ends, and the answer is near the mean."""
+    assert 10**8 < places_needed(Load(1e9, 0.1, 1), 1e-4) < 1.0005 * 10**8
+    assert places_needed(Load(0.1, 1e9, 1, 10**6), 1e-300) < 10**9
+
+
+def test_units_that_commands_print(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of 1,024: with an i, and a setting that is printed reads back as what was meant."""
+    file = tmp_path / "pipeline.json"
+    spec = {"name": "MooncakeConnector", "extra": {"master": "h:1"}}
+    stages = [{"stage_id": 0}, {"stage_id": 1, "input_connectors": {"from_stage_0": spec}}]
+    file.write_text(json.dumps({"stages": stages}))
+    load = ["plan", str(file), "--rps", "10", "--hold-ms", "100", "--payload", "3MB"]
+    (node,) = json.loads(run(capsys, *load, "--json"))["nodes"]
+    text = run(capsys, *load)
+    found = re.findall(r"(segment|localbuf) (\S+) in all", text)
+    assert [name for name, _ in found] == ["segment", "localbuf"]
+    for _, size_ in found:
+        assert parse_settings("M", SETTINGS, {"segment": size_})["segment"] == node["store_bytes"]
+    assert not re.search(r"\d ?[kMG]B", text)
+
+
 def test_numbers_that_cannot_be() -> None:
     made: list[Any] = [(-1, 1, 1, 1), (1, math.inf, 1, 1), (1, 1, -1, 1), (math.nan, 1, 1, 1), (1, 1, 1, 0)]
+    made += [(1e10, 1, 1, 1), (1, 1e10, 1, 1), (1, 1, 1 << 48, 1), (1, 1, 1, 10**7), (1e6, 1e6, 1, 1)]
     for numbers in made:
         with pytest.raises(ConfigError):
             Load(*numbers)
