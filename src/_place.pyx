@@ -224,7 +224,7 @@ cdef class Path:
         cdef Edge edge
         cdef str request
         cdef bytes frame
-        cdef uint64_t began
+        cdef uint64_t began, size = 0  # stays 0 on a way that is not the everyday one
         if not self.open:
             return NotImplemented
         edge, request = self.edge(from_stage, to_stage), self.request(request_id)
@@ -235,38 +235,38 @@ cdef class Path:
             plan = _codec.plan_of(self.codec, data, self.host_wire, self.allow_pickle)
             frame = _codec.bytes_below(plan, self.threshold)
             if frame is None:
-                return self.send(connector, edge, request, data, plan, began)
-            size = PyBytes_GET_SIZE(frame)
-            answer = True, size, {"inline_bytes": frame, "size": size}
+                answer = self.send(connector, edge, request, data, plan, &size)
+            else:
+                size = PyBytes_GET_SIZE(frame)
+                answer = True, size, {"inline_bytes": frame, "size": size}
         except Exception:
             self.meter.failed("put", began, edge.names, request)
             raise
-        _meter.count_put(self.meter, began, edge.names, request, PyBytes_GET_SIZE(frame), True)
+        if size:
+            _meter.count_put(self.meter, began, edge.names, request, size, frame is not None)
+        else:
+            self.meter.sent(began, edge.names, request, answer)
         return answer
 
-    cdef object send(self, connector, Edge edge, str request, data, plan, uint64_t began):
-        """Into shared memory."""
+    cdef object send(self, connector, Edge edge, str request, data, plan, uint64_t *sent):
+        """Into shared memory; `sent` is the size on the everyday way."""
         cdef uint64_t size = _codec.size_of(plan), stamp = 0, sequence = 0
         cdef uint32_t block = 0
         producer, outbox, directory = self.sender, self.outbox, self.directory
         # None may overtake another one that waits for room, and extra segments are to be given back some time.
         if producer is None or self.queue or producer.extra or size >= self.alone or not _codec.is_direct(plan):
-            return self.sent(edge, request, began, connector._send(edge.names, request, data, plan, 1))
+            return connector._send(edge.names, request, data, plan, 1)
         if self.keyed:
             stamp = _core.stamp_of(directory)
         if not _core.send(outbox, plan, size, edge.number, request, size, stamp, &block, &sequence):
-            return self.sent(edge, request, began, connector._send(edge.names, request, data, plan, 1))
+            return connector._send(edge.names, request, data, plan, 1)
         if self.keyed:
             _core.ring(directory, edge.bell)
         if self.keyed or not self.open:
             connector._settle(producer, edge.names, request, block, sequence, stamp)
         metadata = filled(self.place(edge, producer), size, block, sequence, request)
-        _meter.count_put(self.meter, began, edge.names, request, size, False)
+        sent[0] = size
         return True, metadata["size"], metadata
-
-    cdef object sent(self, Edge edge, str request, uint64_t began, answer):
-        self.meter.sent(began, edge.names, request, answer)
-        return answer
 
     cdef dict place(self, Edge edge, producer):
         cdef str name = producer.name
