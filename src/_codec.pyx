@@ -9,7 +9,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
-from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.dict cimport PyDict_Next
 from cpython.exc cimport PyErr_Clear
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -67,6 +67,7 @@ cdef extern from *:
 
 cdef extern from "Python.h":
     int PyUnicode_IS_COMPACT_ASCII(object)
+    PyObject *PyDict_GetItemWithError(object, object) except? NULL
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
     void *PyUnicode_1BYTE_DATA(object)
     Py_ssize_t PyUnicode_GET_LENGTH(object)
@@ -136,12 +137,13 @@ cdef struct DLPackExchange:
     ExportTensor export_tensor
     void *current_stream
 
-# What a tensor made here owns: either the buffer of a view, or the memory right behind this struct.
+# What a tensor made here owns: the buffer of a view, a hold on its source, or the memory right behind this struct.
 cdef struct Owner:
     DLManagedTensorVersioned managed
     DLManagedTensor old  # the same for a torch that knows version 0 only
     Py_buffer buffer
     bint holds_buffer
+    PyObject *source     # or what `quick_hold` gave the memory of; NULL for none
     bint *dropped        # to be told when this ends; NULL for nobody
 
 cdef struct Step:
@@ -163,8 +165,8 @@ cdef enum:
     ALIGNED_BIT = 0x40
     VERSION_BITS = 0x3F
     LARGE = 4096
-    KEY_BITS = 9
-    KEY_SLOTS = 512  # 2 ** KEY_BITS
+    KEY_BITS = 11
+    KEY_SLOTS = 2048  # 2 ** KEY_BITS
 
 COPY_BELOW = LARGE
 MAX_DEPTH = STEPS
@@ -278,6 +280,18 @@ cdef enum:
     DL_SEVERAL = -2
 
 cdef int dl_codes[DL_KINDS][DL_SIZES]  # the number on the wire of what DLPack calls that, or one of the two above
+
+# The class of most sources, which gives its memory without an object for each view.
+cdef object quick_source = None
+cdef Hold quick_hold = NULL
+cdef Drop quick_drop = NULL
+
+
+cdef int know_source(kind, Hold hold, Drop drop) except -1:
+    global quick_source, quick_hold, quick_drop
+    quick_source, quick_hold, quick_drop = kind, hold, drop
+    return 0
+
 
 cdef object numpy = None
 cdef object ndarray = None
@@ -419,14 +433,17 @@ cdef void drop_owner(Owner *owner) noexcept nogil:
     """A tensor's storage died. Any thread may get here, with or without the GIL, also while Python shuts down."""
     if owner.dropped != NULL:
         owner.dropped[0] = True
-    if owner.holds_buffer:
-        if not PyGILState_Check() and (ofs_finalizing() or not Py_IsInitialized()):
-            return  # taking the GIL now would hang or end this thread; the process is going away anyway
-        with gil:
-            PyBuffer_Release(&owner.buffer)
-            PyMem_Free(owner)
-    else:
+    if not owner.holds_buffer and owner.source == NULL:
         free(owner)
+        return
+    if not PyGILState_Check() and (ofs_finalizing() or not Py_IsInitialized()):
+        return  # taking the GIL now would hang or end this thread; the process is going away anyway
+    with gil:
+        if owner.source != NULL:
+            quick_drop(owner.source)
+        else:
+            PyBuffer_Release(&owner.buffer)
+        PyMem_Free(owner)
 
 
 cdef void drop_managed(DLManagedTensorVersioned *managed) noexcept nogil:
@@ -524,6 +541,18 @@ cdef object tensor_over(object view, int code, int ndim, const int64_t *shape, s
         drop_owner(owner)
         raise MetadataError(f"a tensor of {nbytes} bytes over a view of {have} bytes")
     owner.managed.tensor.data = owner.buffer.buf
+    return tensor_of(owner, code, ndim, shape, count)
+
+
+cdef object tensor_over_source(source, size_t at, int code, int ndim, const int64_t *shape, size_t count):
+    """`tensor_over` a view of the source, without an object for the view."""
+    cdef Owner *owner = new_owner(ndim, 0)
+    try:
+        owner.managed.tensor.data = quick_hold(source, at, count * itemsizes[code])
+    except BaseException:
+        PyMem_Free(owner)
+        raise
+    owner.source = <PyObject *> source
     return tensor_of(owner, code, ndim, shape, count)
 
 
@@ -1045,7 +1074,7 @@ cdef class Plan:
         return kind
 
     cdef int walk_other(self, object o, object t, int depth) except -1:
-        cdef PyObject *known = PyDict_GetItem(self.kinds, t)
+        cdef PyObject *known = PyDict_GetItemWithError(self.kinds, t)
         self.depth = depth  # what fails below without a path of its own failed here
         if known != NULL:
             return self.walk_kind(o, t, <Kind> <object> known, depth)
@@ -2011,10 +2040,6 @@ cdef class _Reader:
             return False
         return size <= self.copy_below or not self.writable and not readonly_view_ok
 
-    cdef object view(self, size_t at, size_t size, bint readonly):
-        return quick_view(self.source, at, size, readonly) if type(self.source) is quick_source else (
-            self.source.view(at, size, readonly))
-
     cdef object outside(self, uint64_t segment, uint64_t offset, size_t size, bint readonly):
         if self.source is None:
             self.broken("a buffer lies in a shared segment, but this came without one")
@@ -2051,11 +2076,13 @@ cdef class _Reader:
             out = empty_tensor([dims[i] for i in range(ndim)], dtypes[code])
         elif private and not external:
             out = self.own_tensor(self.frame + at, code, ndim, dims, count)
+        elif not private and not external and type(self.source) is quick_source:
+            out = tensor_over_source(self.source, at, code, ndim, dims, count)
         else:
             if external:
                 view = self.outside(segment, offset, nbytes, private)
             else:
-                view = self.view(at, nbytes, False)
+                view = self.source.view(at, nbytes, False)
             if private:
                 out = self.copied_tensor(view, code, ndim, dims, count)
             else:
@@ -2133,7 +2160,7 @@ cdef class _Reader:
             if external:
                 view = self.outside(segment, offset, nbytes, not self.writable)
             else:
-                view = self.view(at, nbytes, not self.writable)
+                view = self.source.view(at, nbytes, not self.writable)
             out = ndarray(shape, dtype, view)
             if private:
                 out = out.copy()
@@ -2321,16 +2348,6 @@ cdef class Decoder:
         if reader.placer is not None:
             reader.placer.done()
         return data
-
-
-cdef object quick_source = None
-cdef View quick_view = NULL
-
-
-cdef int know_source(kind, View view) except -1:
-    global quick_source, quick_view
-    quick_source, quick_view = kind, view
-    return 0
 
 
 cdef object plan_of(codec, data, bint host, bint allow_pickle):

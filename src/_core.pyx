@@ -10,6 +10,7 @@ cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from posix.unistd cimport close as posix_close, getpid
@@ -838,13 +839,15 @@ cdef class Lease:
 
     def view(self, uint64_t offset, uint64_t nbytes, bint readonly=False):
         """`nbytes` of the frame from `offset` on, as a buffer that keeps this lease."""
-        return self.part(offset, nbytes, readonly)
+        self.check_part(offset, nbytes)
+        return self._view(self.segment, self.content.offset + offset, nbytes, readonly)
 
-    cdef LeaseView part(self, uint64_t offset, uint64_t nbytes, bint readonly):
+    cdef int check_part(self, uint64_t offset, uint64_t nbytes) except -1:
+        self._open()
         if offset > self.content.frame_size or nbytes > self.content.frame_size - offset:
             raise MetadataError(f"a leaf lies outside its frame: [{offset}, +{nbytes}) of {self.content.frame_size}",
                                 op="get", segment=self.inbox.control.name)
-        return self._view(self.segment, self.content.offset + offset, nbytes, readonly)
+        return 0
 
     def external(self, uint32_t number, uint64_t offset, uint64_t nbytes, bint readonly=False):
         """The same for a piece that stayed where it was lent, in data segment `number`."""
@@ -1129,8 +1132,18 @@ cdef class Inbox:
         return count
 
 
-cdef object view_of(lease, size_t offset, size_t nbytes, bint readonly):
-    return (<Lease?>lease).part(offset, nbytes, readonly)
+cdef void *hold_part(lease, size_t offset, size_t nbytes) except NULL:
+    cdef Lease self = <Lease?>lease
+    self.check_part(offset, nbytes)
+    self.views += 1
+    Py_INCREF(self)
+    return self.segment.base + self.content.offset + offset
+
+
+cdef void drop_part(PyObject *lease) noexcept:
+    cdef Lease self = <Lease>lease
+    self.views -= 1
+    Py_DECREF(self)
 
 
 cdef object receive(inbox, uint32_t block, uint64_t sequence, uint64_t edge, str request, int64_t size, read):

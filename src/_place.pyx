@@ -16,7 +16,7 @@ from omni_fastshm cimport _codec, _core, _meter
 
 from omni_fastshm._core import Lease
 
-_codec.know_source(Lease, _core.view_of)
+_codec.know_source(Lease, _core.hold_part, _core.drop_part)
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object)

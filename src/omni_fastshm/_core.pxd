@@ -1,4 +1,5 @@
 # What other compiled modules may call without going through Python. Classes stay private to their module.
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 # `Outbox.lent`.
@@ -11,5 +12,6 @@ cdef object receive(inbox, uint32_t block, uint64_t sequence, uint64_t edge, str
 # `Directory.stamp`, `Directory.ring`.
 cdef uint64_t stamp_of(directory) except? 0
 cdef int ring(directory, uint32_t stage) except -1
-# `Lease.view`.
-cdef object view_of(lease, size_t offset, size_t nbytes, bint readonly)
+# `Lease.view` without the object: a hold on the lease, and the end of one.
+cdef void *hold_part(lease, size_t offset, size_t nbytes) except NULL
+cdef void drop_part(PyObject *lease) noexcept
