@@ -40,7 +40,7 @@ NEVER = (1 << 64) - 1
 ROUNDS = 12
 FEW = 6  # from FAR_FROM on
 IN_A_ROW, COUNTED = 7, 3
-CHOOSING = 80  # copies until `chosen` has chosen
+CHOOSING = 100  # copies until `chosen` has chosen
 ROUND_TRIPS = 3000
 
 

@@ -11,7 +11,7 @@ static uint64_t decided(const struct ofs_choice *choice, uint64_t kept)
     return zero < one - one / 16 ? 0 : 1;
 }
 
-struct ofs_turn ofs_choice_next(struct ofs_choice *choice)
+struct ofs_turn ofs_choice_next(struct ofs_choice *choice, uint64_t most)
 {
     uint64_t turn = ofs_add64_relaxed(&choice->turn, 1);
     uint64_t kept = ofs_load64_relaxed(&choice->kept), rest = ofs_load64_relaxed(&choice->rest);
@@ -22,7 +22,7 @@ struct ofs_turn ofs_choice_next(struct ofs_choice *choice)
     if (turn == 2 * OFS_TRY) { /* for one thread only */
         uint64_t better = decided(choice, kept);
         rest = better != kept || rest == 0 ? OFS_REST_LEAST : 2 * rest;
-        ofs_store64_release(&choice->rest, rest < OFS_REST_MOST ? rest : OFS_REST_MOST);
+        ofs_store64_release(&choice->rest, rest < most ? rest : most);
         ofs_store64_release(&choice->kept, better);
         kept = better;
     } else if (turn >= 2 * OFS_TRY + rest) {

@@ -15,10 +15,8 @@
  * it finds the caches as the other way left them. Of the rest the cheapest call counts, for any other may have waited. */
 #define OFS_TRY 8u
 #define OFS_TRY_JUDGED 4u
-/* Calls from a try to the next: few after the answer has changed, then twice as many each time up to the most. Then one call
- * in 256 goes the way that lost. */
+/* Calls from a try to the next: few after the answer has changed, then twice as many each time, up to the most. */
 #define OFS_REST_LEAST 64u
-#define OFS_REST_MOST 2048u
 
 /* All zero at first: way 0 is kept. */
 struct ofs_choice {
@@ -33,8 +31,8 @@ struct ofs_turn {
     bool judged;  /* say what it cost */
 };
 
-/* Which way this call goes. */
-struct ofs_turn ofs_choice_next(struct ofs_choice *choice);
+/* Which way this call goes. A change of what is better is found after `most` calls and a try. */
+struct ofs_turn ofs_choice_next(struct ofs_choice *choice, uint64_t most);
 
 /* What a judged call cost, in any unit, as long as it is the same one. */
 void ofs_choice_cost(struct ofs_choice *choice, unsigned way, uint64_t cost);

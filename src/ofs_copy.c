@@ -216,21 +216,30 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* One choice for sizes up to twice as large: what fits the caches differs from what does not. */
-static struct ofs_choice choices[OFS_SIZE_CLASSES];
+/* One choice for sizes up to twice as large: what fits the caches differs from what does not. And one for many small pieces:
+ * the CPU's own copy takes a while to begin, longer where a process on a core without a common cache has read the target. */
+static struct ofs_choice choices[2][OFS_SIZE_CLASSES];
 
-static struct ofs_choice *choice_for(size_t whole)
+static struct ofs_choice *choice_for(size_t whole, size_t count)
 {
     unsigned class = 0;
     while (class < OFS_SIZE_CLASSES - 1 && whole >= 2 * OFS_CHOOSE_FROM << class)
         class++;
-    return &choices[class];
+    return &choices[whole / count < OFS_SMALL_PIECES][class];
+}
+
+/* Calls of this size from a try of the other way to the next. After so many bytes a change has been found, and what a try
+ * costs has been made good: the smaller the copies, the more one way can lose. */
+static uint64_t most_calls(size_t whole)
+{
+    size_t calls = OFS_TRIED_AGAIN_AFTER / whole;
+    return calls < 64 ? 64 : calls < 2048 ? calls : 2048;
 }
 
 static void copy_chosen(const struct ofs_piece *pieces, size_t count, size_t large, size_t whole)
 {
-    struct ofs_choice *choice = choice_for(whole);
-    struct ofs_turn turn = ofs_choice_next(choice);
+    struct ofs_choice *choice = choice_for(whole, count);
+    struct ofs_turn turn = ofs_choice_next(choice, most_calls(whole));
     uint64_t begun = turn.judged ? now_ns() : 0;
     copy(pieces, count, large, turn.way, whole >= OFS_FAR_FROM);
     if (turn.judged)

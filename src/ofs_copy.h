@@ -19,9 +19,11 @@ enum ofs_way { OFS_STREAM, OFS_STRING };
 #define OFS_STREAM_FROM ((size_t)4 << 20)
 #define OFS_STREAM_SHARED_FROM ((size_t)4 << 10)
 /* From that many bytes in one call on, into memory that others read, the way is chosen by what each took before. There is one
- * choice for each doubling of the size, the last one for all that is larger. */
+ * choice for each doubling of the size, the last one for all that is larger; and as many where pieces are small on average. */
 #define OFS_CHOOSE_FROM ((size_t)32 << 10)
 #define OFS_SIZE_CLASSES 12u
+#define OFS_SMALL_PIECES ((size_t)64 << 10)
+#define OFS_TRIED_AGAIN_AFTER ((size_t)4 << 30)
 /* From that many bytes in one call on, source and target do not stay in the cache until the next payload: they are streamed
  * in the way that waits least for memory, smaller ones in the way that waits least for the cache (decision 11). */
 #define OFS_FAR_FROM ((size_t)8 << 20)

@@ -5,6 +5,8 @@
 
 #include "ofs_choice.h"
 
+#define MOST 1024u
+
 static struct ofs_choice choice;
 
 /* So many calls at these costs; how many of them went way 1. */
@@ -12,7 +14,7 @@ static unsigned calls(unsigned count, uint64_t zero, uint64_t one)
 {
     unsigned ones = 0;
     for (unsigned i = 0; i < count; i++) {
-        struct ofs_turn turn = ofs_choice_next(&choice);
+        struct ofs_turn turn = ofs_choice_next(&choice, MOST);
         CHECK(turn.way <= 1);
         ones += turn.way;
         if (turn.judged)
@@ -30,7 +32,7 @@ static void a_try_is_half_warming_up(void)
 {
     anew();
     for (unsigned i = 0; i < 2 * OFS_TRY; i++) {
-        struct ofs_turn turn = ofs_choice_next(&choice);
+        struct ofs_turn turn = ofs_choice_next(&choice, MOST);
         CHECK_EQUAL(turn.way, i >= OFS_TRY);
         CHECK_EQUAL(turn.judged, i % OFS_TRY >= OFS_TRY - OFS_TRY_JUDGED);
         /* Cold calls and all judged ones but one of the better way are slow: neither counts. */
@@ -66,8 +68,8 @@ static void it_follows_a_change_both_ways(void)
     anew();
     for (unsigned time = 0; time < 6; time++) {
         uint64_t less = (uint64_t)100 << 2 * time, zero = time % 2 ? 2 * less : less, one = time % 2 ? less : 2 * less;
-        calls(2 * (OFS_REST_MOST + 2 * OFS_TRY), zero, one); /* however long it rests, a try is in there */
-        unsigned many = 4 * OFS_REST_MOST, ones = calls(many, zero, one);
+        calls(2 * (MOST + 2 * OFS_TRY), zero, one); /* however long it rests, a try is in there */
+        unsigned many = 4 * MOST, ones = calls(many, zero, one);
         CHECK(time % 2 ? ones > many / 20 * 19 : ones < many / 20);
     }
 }
@@ -75,8 +77,8 @@ static void it_follows_a_change_both_ways(void)
 static void after_a_change_it_tries_again_soon(void)
 {
     anew();
-    calls(20 * OFS_REST_MOST, 100, 200);
-    CHECK_EQUAL(ofs_load64_relaxed(&choice.rest), OFS_REST_MOST);
+    calls(20 * MOST, 100, 200);
+    CHECK_EQUAL(ofs_load64_relaxed(&choice.rest), MOST);
     while (ofs_load64_relaxed(&choice.kept) == 0)
         calls(1, 200, 100);
     CHECK_EQUAL(ofs_load64_relaxed(&choice.rest), OFS_REST_LEAST);
@@ -85,9 +87,9 @@ static void after_a_change_it_tries_again_soon(void)
 static void the_loser_is_tried_less_and_less(void)
 {
     anew();
-    calls(40 * OFS_REST_MOST, 100, 200);
+    calls(40 * MOST, 100, 200);
     unsigned tries = 10;
-    CHECK_EQUAL(calls(tries * (OFS_REST_MOST + 2 * OFS_TRY + 1), 100, 200), tries * OFS_TRY);
+    CHECK_EQUAL(calls(tries * (MOST + 2 * OFS_TRY + 1), 100, 200), tries * OFS_TRY);
 }
 
 /* As where other threads took all judged turns and have not come back: what is kept stays. */
@@ -96,8 +98,8 @@ static void without_costs_nothing_changes(void)
     for (unsigned way = 0; way < 2; way++) {
         anew();
         calls(2 * OFS_TRY + 1, way ? 100 : 50, way ? 50 : 100);
-        for (unsigned i = 0; i < 4 * OFS_REST_MOST; i++)
-            ofs_choice_next(&choice);
+        for (unsigned i = 0; i < 4 * MOST; i++)
+            ofs_choice_next(&choice, MOST);
         CHECK_EQUAL(ofs_load64_relaxed(&choice.kept), way);
     }
 }
@@ -116,7 +118,7 @@ static void nothing_is_a_cost(void)
 static void *many_calls(void *nothing)
 {
     for (unsigned i = 0; i < scaled(200000); i++) {
-        struct ofs_turn turn = ofs_choice_next(&choice);
+        struct ofs_turn turn = ofs_choice_next(&choice, MOST);
         CHECK(turn.way <= 1);
         if (turn.judged)
             ofs_choice_cost(&choice, turn.way, turn.way ? 100 : 200);
@@ -132,8 +134,8 @@ static void several_threads(void)
         CHECK(pthread_create(&threads[i], NULL, many_calls, NULL) == 0);
     for (unsigned i = 0; i < 3; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
-    calls(2 * (OFS_REST_MOST + 2 * OFS_TRY), 200, 100);
-    CHECK(calls(4 * OFS_REST_MOST, 200, 100) > 4 * OFS_REST_MOST / 20 * 19);
+    calls(2 * (MOST + 2 * OFS_TRY), 200, 100);
+    CHECK(calls(4 * MOST, 200, 100) > 4 * MOST / 20 * 19);
 }
 
 int main(void)

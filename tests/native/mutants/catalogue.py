@@ -387,7 +387,7 @@ CHOICE_CHECKS: list[Mutant] = [
     Mutant("ofs_choice.c", "turn % OFS_TRY >= OFS_TRY - OFS_TRY_JUDGED", "true", plain("choice")),
     Mutant("ofs_choice.c", "better != kept || rest == 0", "rest == 0", plain("choice")),
     Mutant("ofs_choice.c", "OFS_REST_LEAST : 2 * rest", "OFS_REST_LEAST : rest", plain("choice")),
-    Mutant("ofs_choice.c", "rest < OFS_REST_MOST ? rest : OFS_REST_MOST", "rest", plain("choice")),
+    Mutant("ofs_choice.c", "rest < most ? rest : most", "rest < 2 * most ? rest : 2 * most", plain("choice")),
     Mutant("ofs_choice.c", "        ofs_store64_release(&choice->kept, better);\n", "", plain("choice")),
     Mutant("ofs_choice.c", "        ofs_store64_release(&choice->cheapest[0], 0);\n", "", plain("choice")),
     Mutant("ofs_choice.c", "        ofs_store64_release(&choice->cheapest[1], 0);\n", "", plain("choice")),
