@@ -26,8 +26,6 @@ struct ahead {
 /* For one that is not: the core's own prefetcher knows the pattern better than requests far ahead, which confuse it; but
  * it stops at the end of each page, and there the copy waits for the page walks of both sides. */
 #define FAR ((struct ahead){.lines = 512, .pages = 8192})
-/* For the AVX-512 kernel, wherever the source is: there requests for lines were at best no loss. */
-#define PAGES ((struct ahead){.lines = 0, .pages = 8192})
 #define SMALLEST_PAGE ((size_t)4096)
 
 #define INLINE __attribute__((always_inline)) static inline
@@ -40,10 +38,14 @@ INLINE void ask_for_pages(char *to, const char *from, size_t i, struct ahead ahe
     }
 }
 
-__attribute__((target("avx512f"))) static void stream_avx512(char *to, const char *from, size_t size)
+__attribute__((target("avx512f"))) INLINE void loop_avx512(char *to, const char *from, size_t size, struct ahead ahead)
 {
     for (size_t i = 0; i < size; i += 256) {
-        ask_for_pages(to, from, i, PAGES);
+        ask_for_pages(to, from, i, ahead);
+        _mm_prefetch(from + i + ahead.lines, _MM_HINT_NTA);
+        _mm_prefetch(from + i + ahead.lines + 64, _MM_HINT_NTA);
+        _mm_prefetch(from + i + ahead.lines + 128, _MM_HINT_NTA);
+        _mm_prefetch(from + i + ahead.lines + 192, _MM_HINT_NTA);
         __m512i a = _mm512_loadu_si512((const void *)(from + i));
         __m512i b = _mm512_loadu_si512((const void *)(from + i + 64));
         __m512i c = _mm512_loadu_si512((const void *)(from + i + 128));
@@ -88,6 +90,14 @@ INLINE void loop_sse2(char *to, const char *from, size_t size, struct ahead ahea
     }
 }
 
+__attribute__((target("avx512f"))) static void stream_avx512(char *to, const char *from, size_t size, bool far)
+{
+    if (far)
+        loop_avx512(to, from, size, FAR);
+    else
+        loop_avx512(to, from, size, NEAR);
+}
+
 __attribute__((target("avx2"))) static void stream_avx2(char *to, const char *from, size_t size, bool far)
 {
     if (far)
@@ -104,8 +114,8 @@ static void stream_sse2(char *to, const char *from, size_t size, bool far)
         loop_sse2(to, from, size, NEAR);
 }
 
-/* Makes a later release store publish streamed bytes: these stores are weakly ordered even on x86, and without it a reader
- * can see the block's word before the block's bytes. */
+/* Makes a later release store publish streamed bytes: these stores are weakly ordered even on x86, as those of one `rep movsb`
+ * are among themselves, and without it a reader can see the block's word before the block's bytes. */
 static void finish_streaming(void)
 {
     _mm_sfence();
@@ -120,7 +130,7 @@ static void stream(char *to, const char *from, size_t size, bool far)
     size -= head;
     size_t body = size & ~(size_t)255;
     if (__builtin_cpu_supports("avx512f"))
-        stream_avx512(to, from, body);
+        stream_avx512(to, from, body, far);
     else if (__builtin_cpu_supports("avx2"))
         stream_avx2(to, from, body, far);
     else
