@@ -70,8 +70,8 @@ def measure(pairs: dict[str, Pair], seconds: float) -> dict[str, Any]:
 def _warm_up(pair: Pair, read: bool) -> None:
     """Bring back what was given back while others had their turns.
 
-    A consumer that reads is slow: as many messages are under way as there may be, so all places that they need are there
-    again. The thread that takes their memory shares the producer's core: it shall have ended.
+    A consumer that reads is slow: as many messages are under way as there may be, so all places that they need are
+    there again. The thread that takes their memory shares the producer's core: it shall have ended.
     """
     pair.stream(2 * WINDOW, True)
     settle()
