@@ -47,12 +47,11 @@ def extension(name: str, *sources: str) -> Extension:
     )
 
 
+CODEC = extension("_codec", "ofs_choice.c", "ofs_copy.c", "ofs_pack.c")
 CORE = extension("_core", *(f"ofs_{part}.c" for part in PARTS), *(["../tests/native/fault.c"] if FAULTS else []))
 setup(
     ext_modules=cythonize(
-        [CORE]
-        if FAULTS
-        else [CORE, extension("_codec", "ofs_copy.c", "ofs_pack.c"), extension("_place"), extension("_meter")],
+        [CORE] if FAULTS else [CORE, CODEC, extension("_place"), extension("_meter")],
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
         include_path=["src"],

@@ -18,6 +18,7 @@ from bench import payloads
 from bench.conftest import PLACE, loads, peers
 from bench.control import WINDOW
 from bench.peers import load_peer
+from bench.steady import settle
 from bench.two_process import Pair
 
 LOAD = "S5"
@@ -50,8 +51,8 @@ def measure(pairs: dict[str, Pair], seconds: float) -> dict[str, Any]:
         for _ in range(ROUNDS if seconds else 1):
             for name, pair in pairs.items():
                 for way, read in WAYS.items():
-                    if seconds:  # what was idle for a while may have been given back meanwhile
-                        pair.stream(2 * WINDOW, read)
+                    if seconds:
+                        _warm_up(pair, read)
                     spent = pair.stream(counts[name], read)
                     rates[name][way].append(size * counts[name] / spent / 1e9)
     finally:
@@ -66,9 +67,20 @@ def measure(pairs: dict[str, Pair], seconds: float) -> dict[str, Any]:
     }
 
 
+def _warm_up(pair: Pair, read: bool) -> None:
+    """Bring back what was given back while others had their turns.
+
+    A consumer that reads is slow: as many messages are under way as there may be, so all places that they need are
+    there again. The thread that takes their memory shares the producer's core: it shall have ended.
+    """
+    pair.stream(2 * WINDOW, True)
+    settle()
+    pair.stream(2 * WINDOW, read)
+
+
 def _messages_per_round(pair: Pair, seconds: float) -> int:
     if not seconds:
         return WINDOW + 1
-    pair.stream(2 * WINDOW, False)  # every place that the window uses has been touched
+    _warm_up(pair, True)
     each = pair.stream(2 * WINDOW, True) / (2 * WINDOW)
     return max(2 * WINDOW, min(2000, int(seconds / len(WAYS) / each)) // ROUNDS)

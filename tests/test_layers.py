@@ -71,7 +71,8 @@ FACE_IMPORTS = {"base", "errors"}
 
 INCLUDES = [
     "ofs_status.h ofs_atomic.h ofs_fault.h ofs_hash.h ofs_pack.h",
-    "ofs_layout.h ofs_segment.h ofs_ring.h ofs_copy.h",
+    "ofs_layout.h ofs_segment.h ofs_ring.h ofs_choice.h",
+    "ofs_copy.h",
     "ofs_wait.h",
     "ofs_block.h",
     "ofs_keys.h ofs_directory.h",

@@ -1,6 +1,6 @@
 """Our own way of copying and nothing else: what `put` and `get` cost beyond it is what omni_fastshm can still save.
 
-As `memcpy`, but by the kernel that the connector copies with, to as many places as messages may be under way.
+As `memcpy`, but in the way that the connector would choose, to as many places as messages may be under way.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ VARIANTS = {
     "tsan": ["-fsanitize=thread"],
     "model": [],
 }
-HARNESSES = ("layout", "ring", "block", "keys", "wait", "copy", "directory", "orderings", "stress")
+HARNESSES = ("layout", "ring", "block", "keys", "wait", "choice", "copy", "directory", "orderings", "stress")
 CASES = [(h, v) for h in HARNESSES for v in ("plain", "asan", "tsan")] + [("model", "model")]
-CORE = ("hash", "layout", "segment", "wait", "ring", "block", "keys", "directory", "copy")
+CORE = ("hash", "layout", "segment", "wait", "ring", "block", "keys", "directory", "choice", "copy")
 ON_MODEL = ("layout", "wait", "block", "keys", "directory")
 
 

@@ -10,19 +10,21 @@
 
 static unsigned char *source, *target;
 
-/* One copy, as it is done into private memory and as it is done into shared memory. */
+/* One copy, as it is done into private memory, as it is done into shared memory, and there in each way. */
 static void one(size_t size, size_t from, size_t to)
 {
     unsigned char *at = target + GUARD + to;
-    for (int shared = 0; shared < 2; shared++) {
+    for (int how = 0; how < 4; how++) {
         struct ofs_piece piece = {at, source + from, size};
         memset(at - GUARD, 0xa5, GUARD);
         memset(at + size, 0xa5, GUARD);
         memset(at, 0, size < 8192 ? size : 8192);
-        if (shared)
+        if (how == 0)
+            ofs_copy(at, source + from, size);
+        else if (how == 1)
             ofs_copy_pieces(&piece, 1, OFS_STREAM_SHARED_FROM);
         else
-            ofs_copy(at, source + from, size);
+            ofs_copy_by(how == 2 ? OFS_STREAM : OFS_STRING, &piece, 1, OFS_STREAM_SHARED_FROM);
         CHECK(memcmp(at, source + from, size) == 0);
         for (size_t i = 0; i < GUARD; i++)
             CHECK(at[i - GUARD] == 0xa5 && at[size + i] == 0xa5);
@@ -69,9 +71,31 @@ static void pieces(void)
     ofs_copy_pieces(many, 2, OFS_STREAM_SHARED_FROM);
     CHECK(memcmp(at, source, many[0].size) == 0 && memcmp(many[1].target, source + 3, 6001) == 0);
     CHECK(at[-1] == 0xa5 && at[many[0].size] == 0xa5 && at[OFS_FAR_FROM + 49] == 0xa5);
+    for (int way = OFS_STREAM; way <= OFS_STRING; way++) {
+        memset(target, 0xa5, ROOM);
+        ofs_copy_by((enum ofs_way)way, many, 2, OFS_STREAM_SHARED_FROM);
+        CHECK(memcmp(at, source, many[0].size) == 0 && memcmp(many[1].target, source + 3, 6001) == 0);
+        CHECK(at[-1] == 0xa5 && at[many[0].size] == 0xa5 && at[OFS_FAR_FROM + 49] == 0xa5);
+    }
     ofs_copy_pieces(NULL, 0, 1);
+    ofs_copy_pieces(NULL, 0, OFS_STREAM_SHARED_FROM);
     ofs_copy(NULL, NULL, 0);
     CHECK(strlen(ofs_copy_kernel()) > 0);
+}
+
+/* More copies than there are turns until a try of the other way ends, in each size class: whichever is chosen is right. */
+static void chosen(void)
+{
+    unsigned char *at = target + GUARD;
+    for (size_t size = OFS_CHOOSE_FROM; size <= OFS_FAR_FROM; size *= 2)
+        for (size_t turn = 0; turn < 100; turn++) {
+            struct ofs_piece list[] = {{at, source + turn, size - 2048}, {at + size - 2048, source + turn + 7, 2048}};
+            memset(at, 0, 64);
+            memset(at + size - 4096, 0, 4096 + GUARD);
+            ofs_copy_pieces(list, 2, OFS_STREAM_SHARED_FROM);
+            CHECK(memcmp(at, source + turn, 64) == 0 && memcmp(at + size - 2048, source + turn + 7, 2048) == 0);
+            CHECK(memcmp(at + size - 4096, source + turn + size - 4096, 2048) == 0 && at[size] == 0);
+        }
 }
 
 int main(void)
@@ -84,6 +108,8 @@ int main(void)
         source[i] = (unsigned char)(next_random(&random) >> 56);
     small_sizes();
     pieces();
+    chosen();
+    around(OFS_CHOOSE_FROM);
     around(OFS_STREAM_FROM);
     around(OFS_FAR_FROM);
     free(source);

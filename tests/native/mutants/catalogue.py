@@ -378,7 +378,41 @@ DIRECTORY_CHECKS: list[Mutant] = [
     Mutant("ofs_directory.c", "hash % OFS_BELLS", "hash & (2 * OFS_BELLS - 1)", plain("directory")),
 ]
 
-KILLED: list[Mutant] = [*ORDERINGS, *BLOCK_CHECKS, *KEY_CHECKS, *WAIT_CHECKS, *RING_CHECKS, *DIRECTORY_CHECKS]
+CHOICE_CHECKS: list[Mutant] = [
+    Mutant("ofs_choice.c", "zero == 0 || one == 0", "false", plain("choice")),
+    Mutant("ofs_choice.c", "zero < one - one / 16", "zero < one", plain("choice")),
+    Mutant("ofs_choice.c", "zero < one - one / 16", "zero + one / 16 < one - one / 16", plain("choice")),
+    Mutant("ofs_choice.c", " ? 0 : 1;", " ? 1 : 0;", plain("choice")),
+    Mutant("ofs_choice.c", "bool other = turn >= OFS_TRY;", "bool other = false;", plain("choice")),
+    Mutant("ofs_choice.c", "turn % OFS_TRY >= OFS_TRY - OFS_TRY_JUDGED", "true", plain("choice")),
+    Mutant("ofs_choice.c", "better != kept || rest == 0", "rest == 0", plain("choice")),
+    Mutant("ofs_choice.c", "OFS_REST_LEAST : 2 * rest", "OFS_REST_LEAST : rest", plain("choice")),
+    Mutant("ofs_choice.c", "rest < most ? rest : most", "rest < 2 * most ? rest : 2 * most", plain("choice")),
+    Mutant("ofs_choice.c", "        ofs_store64_release(&choice->kept, better);\n", "", plain("choice")),
+    Mutant("ofs_choice.c", "        ofs_store64_release(&choice->cheapest[0], 0);\n", "", plain("choice")),
+    Mutant("ofs_choice.c", "        ofs_store64_release(&choice->cheapest[1], 0);\n", "", plain("choice")),
+    Mutant("ofs_choice.c", "        ofs_store64_release(&choice->turn, 0);\n", "", plain("choice")),
+    Mutant("ofs_choice.c", "seen == 0 || cost < seen", "seen == 0 || cost > seen", plain("choice")),
+    Mutant("ofs_choice.c", "seen == 0 || cost < seen", "cost < seen", plain("choice")),
+    Mutant("ofs_choice.c", "cost ? cost : 1", "cost", plain("choice")),
+]
+# Which way a copy went does not show in its bytes.
+COPY_CHECKS: list[Mutant] = [
+    Mutant("ofs_copy.c", "piece->size == 0", "false", ("copy:asan",)),
+    Mutant("ofs_copy.c", "    memcpy(to, from, head);\n", "", plain("copy")),
+    Mutant("ofs_copy.c", "    memcpy(to + body, from + body, size - body);\n", "", plain("copy")),
+]
+
+KILLED: list[Mutant] = [
+    *ORDERINGS,
+    *BLOCK_CHECKS,
+    *KEY_CHECKS,
+    *WAIT_CHECKS,
+    *RING_CHECKS,
+    *DIRECTORY_CHECKS,
+    *CHOICE_CHECKS,
+    *COPY_CHECKS,
+]
 
 _CARRIED = (
     "equivalent: the sequence number, stored with release and loaded with acquire on the same path, carries it too"
