@@ -159,6 +159,7 @@ cdef enum:
     HUGE_FROM = 4194304  # private memory of that many bytes is asked for in huge pages, as NumPy asks for its own
     MAX_DIMS = 64
     STEPS = 256
+    NO_STEP = -1     # in place of an index: a level of the frame that the payload does not have
     PREFIX = 16
     FORMAT = 1
     HOST_BIT = 0x80
@@ -319,6 +320,9 @@ cdef int need_torch() except -1:
             dtype_codes[dtype] = code
             itemsizes[code] = dtype.itemsize
     memset(dl_codes, 0xFF, sizeof(dl_codes))
+    # Bytes are how all others are made that have no way of their own: known even where a mode of the caller's keeps the
+    # questions below from being answered.
+    dl_types[1].code, dl_types[1].bits, dl_types[1].lanes = 1, 8, 1
     for dtype in {each for each in vars(module).values() if type(each) is module.dtype}:
         probe_dtype(module, dtype)
     find_exchange(module)
@@ -706,13 +710,13 @@ cdef class Plan:
         text = ""
         cdef int i
         cdef Step step
-        for i in range(self.depth):
+        for i in range(min(self.depth, self.deepest)):
             if 8 <= i < self.depth - 4 and self.depth > 16:
                 text += "[...]" if i == 8 else ""
                 continue
             step = self.steps[i]
             if step.key == NULL:
-                text += f"[{step.index}]"
+                text += f"[{step.index}]" if step.index != NO_STEP else ""
                 continue
             key = <object> step.key
             if type(key) is str and key.isidentifier():
@@ -883,7 +887,6 @@ cdef class Plan:
         return 0
 
     cdef int walk_tuple(self, tuple o, int depth) except -1:
-        cdef Py_ssize_t i
         cdef Py_ssize_t count = PyTuple_GET_SIZE(o)
         self.enter(depth, o)
         if count >= 16 and self.pack_numbers(o, count, True):
@@ -892,7 +895,12 @@ cdef class Plan:
             self.kept(ofs_pack_list(&self.head, count))
         else:
             self.marked(M_TUPLE, count)
-        for i in range(count):
+        return self.walk_parts(o, depth)
+
+    cdef int walk_parts(self, tuple o, int depth) except -1:
+        """The items of a tuple, whose number was written."""
+        cdef Py_ssize_t i
+        for i in range(PyTuple_GET_SIZE(o)):
             self.at_index(depth, i)
             self.walk(<object> PyTuple_GET_ITEM(o, i), depth + 1)
         self.depth = depth
@@ -919,16 +927,23 @@ cdef class Plan:
         cdef PyObject *value_ptr
         cdef Py_ssize_t position = 0
         cdef Py_ssize_t count = len(o)
+        cdef Py_ssize_t left = count
+        cdef size_t expected = 0
+        cdef size_t seen = 0
         self.enter(depth, o)
         while PyDict_Next(o, &position, &key_ptr, NULL):
             if not plain_key(<object> key_ptr):
                 return self.walk_odd_dict(o, depth)
+            expected = expected * 31 + <size_t> key_ptr
         self.kept(ofs_pack_map(&self.head, count))
         position = 0
         while PyDict_Next(o, &position, &key_ptr, &value_ptr):
             key = <object> key_ptr
             value = <object> value_ptr
-            if not plain_key(key):  # put there since
+            # Others may come in place of those that go: the number alone does not tell.
+            seen = seen * 31 + <size_t> key_ptr
+            left -= 1
+            if left < 0 or not plain_key(key):  # put there since
                 self.changed(o, depth)
             self.at_key(depth, key)
             if type(key) is str:
@@ -938,6 +953,8 @@ cdef class Plan:
             self.walk(value, depth + 1)
             if len(o) != count:
                 self.changed(o, depth)
+        if seen != expected:
+            self.changed(o, depth)
         self.depth = depth
         return 0
 
@@ -989,9 +1006,14 @@ cdef class Plan:
         if t is float or t is bool or t is bytes or key is None:
             return key
         if t is tuple:
-            return tuple([self.host_key(item, depth + 1) for item in key])
+            sent = []
+            for i, item in enumerate(<tuple> key):
+                self.at_index(depth, i)
+                sent.append(self.host_key(item, depth + 1))
+            return tuple(sent)
         kind = self.kind_of(t)
         if kind.code == K_AS and kind.name == "enum":
+            self.at_index(depth, NO_STEP)
             return self.host_key(key.value, depth + 1)
         if kind.code != K_NATIVE:
             self.refuse(t.__name__, "not as a key of a dict in the host's format")
@@ -1075,9 +1097,11 @@ cdef class Plan:
 
     cdef int walk_other(self, object o, object t, int depth) except -1:
         cdef PyObject *known = PyDict_GetItemWithError(self.kinds, t)
+        cdef Kind kind
         self.depth = depth  # what fails below without a path of its own failed here
         if known != NULL:
-            return self.walk_kind(o, t, <Kind> <object> known, depth)
+            kind = <Kind> <object> known  # held: what takes the object apart may register a type, which empties `kinds`
+            return self.walk_kind(o, t, kind, depth)
         if t is set or t is frozenset:
             self.begin_items(M_SET if t is set else M_FROZENSET, len(o))
             return self.walk_items(o, depth)
@@ -1121,14 +1145,17 @@ cdef class Plan:
             self.refuse(t.__name__, kind.name)
         new = self.taken_apart(o, kind)
         if code == K_NAMEDTUPLE:
-            self.named(M_NAMEDTUPLE, kind, len(o))
-            return self.walk_items(o, depth)
+            self.named(M_NAMEDTUPLE, kind, PyTuple_GET_SIZE(o))
+            return self.walk_parts(<tuple> o, depth)  # its class may have an `__iter__` that gives something else
+        if code == K_ENUM or code == K_DATACLASS or code == K_STRUCT:
+            self.at_index(depth, NO_STEP)
         if code == K_ENUM:
             self.named(M_ENUM, kind, 1)
             return self.walk(new, depth + 1)
         if code == K_DATACLASS or code == K_STRUCT:
+            self.check_names(o, new)
             self.named(M_DATACLASS if code == K_DATACLASS else M_STRUCT, kind, 1)
-            return self.walk_dict(new, depth)
+            return self.walk_dict(new, depth + 1)
         # In the host's format, which has no type of its own for some (K_AS), another object stands for this one.
         if code == K_STANDARD or code == K_CUSTOM:
             self.named(M_STANDARD if code == K_STANDARD else M_CUSTOM, kind, 1)
@@ -1137,6 +1164,15 @@ cdef class Plan:
         self.at_key(depth, STATE)
         self.walk(new, depth + 1)
         self.depth = depth
+        return 0
+
+    cdef int check_names(self, object o, dict state) except -1:
+        """Attributes that were put straight into an object's `__dict__` may have any key; no receiver takes these."""
+        cdef PyObject *key
+        cdef Py_ssize_t position = 0
+        while PyDict_Next(state, &position, &key, NULL):
+            if type(<object> key) is not str:
+                self.refuse(type(o).__name__, f"the name of one of its attributes is no text but {<object> key!r}")
         return 0
 
     cdef object taken_apart(self, object o, Kind kind):

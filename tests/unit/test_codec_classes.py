@@ -214,6 +214,56 @@ def test_a_culprit_inside_an_object_has_its_path() -> None:
         plan({"p": Frozen(1, Request("x", data=[0, object()]))})
 
 
+@pytest.mark.parametrize("cls", [Request, Frozen, Point])
+def test_nested_as_deep_as_it_can_be_read(cls: Any) -> None:
+    """What is too deep for the receiver is the sender's error."""
+    frames = []
+    for depth in (100, 128, 129, 200, 256, 257):
+        value: Any = 1
+        for _ in range(depth):
+            value = Request("", data=value) if cls is Request else cls(1, value)
+        try:
+            frames.append(plan(value).to_bytes())
+        except CodecError:
+            break
+    with pytest.raises(CodecError, match="nested deeper than"):
+        plan(value)
+    for frame in frames:
+        decode(frame)
+
+
+@pytest.mark.parametrize("key", [3, 1.5, (1, 2), None])
+def test_attributes_without_a_name_are_refused_by_the_sender(key: Any) -> None:
+    for value in (Sampling(1.0), Lax(1)):
+        vars(value)[key] = 1
+        with pytest.raises(
+            CodecError, match=rf"p: {type(value).__name__} cannot be carried: the name of one of its attr"
+        ):
+            plan({"p": value})
+
+
+class Boastful(NamedTuple):
+    x: int
+    y: int
+
+
+class Iterates(Boastful):
+    """Its items are those of the tuple, whatever it says of itself."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        return iter((7, 8, 9))
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_named_tuple_with_an_iterator_of_its_own() -> None:
+    got = decode(plan([Iterates(1, 2), "behind"]).to_bytes())
+    assert (type(got[0]), got[0].x, got[0].y, got[1]) == (Iterates, 1, 2, "behind")
+
+
 # -- classes that the receiver does not know
 
 LATE = """

@@ -74,6 +74,31 @@ def replace(mapping):
 """
 
 
+REPLACED = """
+def swap(mapping):
+    del mapping['a']
+    mapping['d'] = 1
+
+def move(mapping):
+    mapping['a'] = mapping.pop('a')
+
+def rebuild(mapping):
+    mapping.clear()
+    mapping.update(z=1, b=2, a=3)
+
+def mapping_that(change):
+    mapping = {'a': 1, 'b': 2, 'c': 3}
+    mapping['a' if change is not rebuild else 'b'] = Acts(lambda: change(mapping))
+    return mapping
+
+def outcome(payload):
+    try:
+        return codec.decode(codec.plan(payload(), wire=wire).to_bytes(), wire=wire)
+    except CodecError as error:
+        return str(error)
+"""
+
+
 @pytest.fixture
 def child(children: Children, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An interpreter that fills what it frees with a pattern, so that looking at it again shows."""
@@ -117,6 +142,38 @@ class TestPaths:
     def test_a_dict_of_the_same_length_with_other_items(self, child: Any, keys: str) -> None:
         """It may be carried or refused; nobody crashes."""
         child.run(f"result = [message(lambda: changing(replace, {keys})) for _ in range(50)]")
+
+    @pytest.mark.parametrize("change", ["swap", "move", "rebuild", "replace"])
+    @pytest.mark.parametrize("wire", ["exact", "host"])
+    def test_a_dict_whose_keys_change_but_not_their_number(self, child: Any, change: str, wire: str) -> None:
+        """What stands in the frame as its length, and once, has to be what follows."""
+        child.run(f"{REPLACED}\nwire = {wire!r}\nresult = None")
+        said = child.run(f"result = outcome(lambda: {{'outer': [mapping_that({change}), 'behind']}})")
+        assert said == "outer[0]: dict cannot be carried: it changed while the payload was being encoded"
+
+    def test_a_class_that_is_registered_while_another_one_is_taken_apart(self, child: Any) -> None:
+        """As by a module that an encoder imports when it is first called."""
+        child.run(
+            "class Late: pass\n"
+            "late = lambda: codec.register_type(Late, list, lambda state: state, name='late')\n"
+            "for _ in range(50):\n"
+            "    frame = codec.plan([Acts(int), Acts(late)]).to_bytes()\n"
+            "result = codec.decode(frame) == 2 * [{'deep': {'deeper': 'x' * 40}}]",
+        )
+
+    @pytest.mark.parametrize("depth", [0, 1, 20])
+    def test_a_key_in_a_tuple_in_the_hosts_format(self, child: Any, depth: int) -> None:
+        message = child.run(
+            "key = (1, 'x', (2, 1 << 70))\n"
+            "payload = {key: 1}\n"
+            f"for _ in range({depth}):\n"
+            "    payload = [payload]\n"
+            "try:\n"
+            "    codec.plan(payload, wire='host')\n"
+            "except CodecError as error:\n"
+            "    result = str(error)",
+        )
+        assert f"[{(1, 'x', (2, 1 << 70))}][2][1]: int cannot be carried" in message
 
 
 TEXTS = [np.str_(""), np.bytes_(b""), np.str_("a\0"), np.bytes_(b"a\0"), np.str_("\0"), np.bytes_(b"\0\0")]
