@@ -50,7 +50,10 @@ def find_class(path: str, types: Collection[str], fits: Callable[[type], bool], 
         import_module_of(path)
         found = look_up(path)
     if found is None:
-        raise CodecError(f"the payload holds a {what} of the class {path}, unknown here: {HOW_TO_KNOW}")
+        how = HOW_TO_KNOW
+        if path.startswith("__main__:"):  # which is another module in each program
+            how = "it stands in the script that the sender was started with: move it into a module that both import"
+        raise CodecError(f"the payload holds a {what} of the class {path}, unknown here: {how}")
     if not isinstance(found, type) or not fits(found):
         raise CodecError(f"the payload holds a {what} of the class {path}, but here that is no {what} class")
     return found

@@ -167,6 +167,8 @@ class OmniConnectorBase(ABC):
             MetadataError, CodecError, ConfigError, ConnectorClosed: as `get`, at the first item it happens to. What was
                 taken before it is lost: where that matters, get one by one.
         """
+        if isinstance(items, str | bytes):  # its letters would be taken for ids, and use up what lies under these
+            raise ConfigError(f"get_many takes several request ids, as in [{items!r}]; this is {describe(items)}")
         wait_s = check_timeout(timeout)
         deadline = None if wait_s is None else time.monotonic() + wait_s
 

@@ -44,6 +44,13 @@ class FastShmError(Exception):
         self.key = key
 
 
+def locate(error: BaseException, op: str, key: str) -> None:
+    """Where one of our errors does not say so yet: note the operation and the request id it came up in."""
+    if isinstance(error, FastShmError):
+        error.op = error.op or op
+        error.key = error.key or key
+
+
 class UsageError(FastShmError):
     """The call has to be changed.
 

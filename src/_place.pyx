@@ -15,6 +15,7 @@ from ofs cimport OFS_BLOCK_LIMIT
 from omni_fastshm cimport _codec, _core, _meter
 
 from omni_fastshm._core import Lease
+from omni_fastshm.errors import locate
 
 _codec.know_source(Lease, _core.hold_part, _core.drop_part)
 
@@ -239,7 +240,8 @@ cdef class Path:
             else:
                 size = PyBytes_GET_SIZE(frame)
                 answer = True, size, {"inline_bytes": frame, "size": size}
-        except Exception:
+        except Exception as error:
+            locate(error, "put", request)
             self.meter.failed("put", began, edge.names, request)
             raise
         if size:
@@ -300,7 +302,8 @@ cdef class Path:
             found = self.take(edge, request, <dict>metadata)
             if found is NotImplemented:
                 found = connector._get_by_metadata(edge.names, request, metadata, None, None)
-        except Exception:
+        except Exception as error:
+            locate(error, "get", request)
             self.meter.failed("get", began, edge.names, request)
             raise
         self.meter.got(began, edge.names, request, found)

@@ -22,6 +22,7 @@ from omni_fastshm.errors import (
     ConnectorClosed,
     ForkedConnector,
     MetadataError,
+    locate,
 )
 from omni_fastshm.loans import own_memory
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
@@ -153,7 +154,8 @@ class InProcessConnector(OmniConnectorBase):
         began = _now()
         try:
             entry = Entry(key, data, buffer_bytes(data), takers, self._account, self._key_lookup)
-        except Exception:
+        except Exception as error:
+            locate(error, "put", key[2])
             self._meter.failed("put", began, key[:2], key[2])
             raise
         if self._max_bytes is not None and entry.size > self._max_bytes:
@@ -191,7 +193,8 @@ class InProcessConnector(OmniConnectorBase):
         key = ticket.entry.key
         try:
             answer = self._wait_for_room(ticket)
-        except Exception:
+        except Exception as error:
+            locate(error, "put", key[2])
             self._meter.failed("put", ticket.began, key[:2], key[2])
             raise
         return self._told(key, ticket.began, answer)
@@ -310,7 +313,8 @@ class InProcessConnector(OmniConnectorBase):
         began = _now()
         try:
             found = self._get(key, metadata, wait_s, copy, device)
-        except Exception:
+        except Exception as error:
+            locate(error, "get", key[2])
             self._meter.failed("get", began, key[:2], key[2])
             raise
         self._meter.got(began, key[:2], key[2], found)

@@ -13,7 +13,7 @@ from omni_fastshm import codec
 from omni_fastshm._meter import Meter
 from omni_fastshm._meter import start as _now
 from omni_fastshm.base import Metadata, OmniConnectorBase, StageId
-from omni_fastshm.errors import ConnectorClosed
+from omni_fastshm.errors import ConnectorClosed, locate
 from omni_fastshm.loans import own_memory
 from omni_fastshm.observers import log_fields, meter_figures, tell_closed
 from omni_fastshm.placement import check_placement
@@ -133,7 +133,8 @@ class MooncakeConnector(OmniConnectorBase):
                     answer = True, size, metadata_of(item, self.namespace)
                 else:
                     self._say_refused(item, code)
-        except Exception:
+        except Exception as error:
+            locate(error, "put", request)
             self._meter.failed("put", began, edge, request)
             raise
         self._meter.sent(began, edge, request, answer)
@@ -209,7 +210,8 @@ class MooncakeConnector(OmniConnectorBase):
         except StoreError as error:
             self._say_failed(edge, request, error.code, polled=metadata is None)
             found = None
-        except Exception:
+        except Exception as error:
+            locate(error, "get", request)
             self._meter.failed("get", began, edge, request)
             raise
         self._meter.got(began, edge, request, found)

@@ -40,6 +40,7 @@ from omni_fastshm.errors import (
     ForkedConnector,
     MetadataError,
     SegmentError,
+    locate,
 )
 from omni_fastshm.keys import edge_hash, request_hash, stage_hash
 from omni_fastshm.lease_trace import make_trace
@@ -317,7 +318,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 answer = True, size, {"inline_bytes": plan.to_bytes(), "size": size}
             else:
                 answer = self._send(edge, request, data, plan, takers, claims, begun)
-        except Exception:
+        except Exception as error:
+            locate(error, "put", request)
             self._meter.failed("put", began, edge, request)
             raise
         self._meter.sent(began, edge, request, answer)
@@ -470,6 +472,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 f"waited {self._settings['put_timeout_s']:g} s: takers are slow, or hold views for long; "
                 "raise max_bytes or put_timeout_s, or send less at a time"
             )
+            if producer.max_bytes - ring.used >= wanted:
+                advice = f"what is free lies in pieces, the longest of {ring.longest} bytes; {advice}"
         free = max(producer.max_bytes - ring.used, 0)
         return reason, (
             f"wants {wanted} bytes, {free} free (max_bytes {producer.max_bytes}, used {ring.used}, "
@@ -500,11 +504,9 @@ class SharedMemoryConnector(OmniConnectorBase):
         if self._stopped:
             self._refuse("allocate")
         self._refused += 1
-        self._no_room.count(self._why_no_room(producer, size)[0])
-        raise SegmentError(
-            f"no room for a loan of {size} bytes: {producer.outbox.ring.used} of {producer.max_bytes} in use",
-            op="allocate",
-        )
+        reason, message = self._why_no_room(producer, size)
+        self._no_room.count(reason)
+        raise SegmentError(f"no room for a loan: {message}", errno=errno.ENOSPC, op="allocate")
 
     def get(
         self,
@@ -538,7 +540,8 @@ class SharedMemoryConnector(OmniConnectorBase):
                 found = self._get_by_key(edge, request, timeout, copy, device)
             else:
                 found = self._get_by_metadata(edge, request, metadata, copy, device)
-        except Exception:
+        except Exception as error:
+            locate(error, "get", request)
             self._meter.failed("get", began, edge, request)
             raise
         self._meter.got(began, edge, request, found)

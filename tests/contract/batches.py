@@ -44,6 +44,13 @@ class Batches(Topic):
             producer.put_many("a", "b", [item])
         assert consumer.get_many("a", "b", ["r", "r1"]) == [None, None]
 
+    def test_a_bare_id_is_not_taken_for_its_letters(self) -> None:
+        producer, consumer = self.keyed(), self.keyed()
+        producer.put("a", "b", "r", 1)
+        with pytest.raises(ConfigError, match=r"get_many takes several request ids, as in \['req'\]"):
+            consumer.get_many("a", "b", "req")
+        assert consumer.get("a", "b", "r")[0] == 1
+
     def test_by_key_each_that_is_there(self) -> None:
         producer, consumer = self.keyed(), self.keyed()
         producer.put_many("a", "b", [("0", 0), ("2", 2)], consumers=2)
@@ -60,8 +67,9 @@ class Batches(Topic):
 
     def test_what_cannot_be_carried_stops_it_and_leaves_the_rest(self) -> None:
         producer, consumer = self.keyed(), self.keyed()
-        with pytest.raises(CodecError):
+        with pytest.raises(CodecError) as caught:
             producer.put_many("a", "b", [("0", 0), ("1", _Refused()), ("2", 2)])
+        assert (caught.value.op, caught.value.key) == ("put", "1")
         assert [found and found[0] for found in consumer.get_many("a", "b", ["0", "1", "2"])] == [0, None, None]
 
     @pytest.mark.parametrize("timeout", [-1, float("nan"), "1"])

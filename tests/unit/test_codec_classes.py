@@ -345,6 +345,14 @@ def test_names_on_the_wire_give_classes_of_the_right_kind_only() -> None:
         decode(swapped(Frozen(1), f"{here}:Frozen", "os.path:system".ljust(len(here) + 7, "m")))
 
 
+def test_a_class_of_the_senders_script_has_advice_that_helps() -> None:
+    """Its module is another one in each program: neither importing nor listing it would."""
+    path = f"{__name__}:Frozen"
+    frame = swapped(Frozen(1), path, "__main__:Froze".ljust(len(path), "n"))
+    with pytest.raises(CodecError, match=r"class __main__:Froze.*script that the sender.* move it into a module"):
+        decode(frame, types=["__main__:Frozen"])
+
+
 def test_classes_that_differ_between_the_sides_are_reported() -> None:
     for value, old, new, why in [
         (FrozenSlots(1, ()), "\xa1b", "\xa1c", "no field 'c' here"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from logging import DEBUG, WARNING
 
+import numpy as np
 import pytest
 
+from omni_fastshm import SegmentError, SharedMemoryConnector
 from omni_fastshm.connectors import _refusals
 from omni_fastshm.connectors._refusals import Refusals
 
@@ -89,3 +92,20 @@ def test_threads_lose_none() -> None:
     for thread in threads:
         thread.join()
     assert refusals.by_reason == {"full": 8000}
+
+
+def test_free_room_that_lies_in_pieces_is_told_as_that(namespace: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"namespace": namespace, "segment_bytes": 1 << 20, "max_bytes": 1 << 20, "put_timeout_s": 0}
+    with SharedMemoryConnector(settings) as connector:
+        sent = [connector.put("a", "b", str(n), np.zeros(200_000, np.uint8))[2] for n in range(5)]
+        for n in (0, 2, 4):
+            connector.get("a", "b", str(n), sent[n])
+        assert connector.put("a", "b", "wide", np.zeros(300_000, np.uint8))[0] is False
+        with pytest.raises(
+            SegmentError, match=r"no room for a loan: .* in pieces, the longest of 2\d{5} bytes"
+        ) as caught:
+            connector.allocate(300_000, np.uint8)
+        assert caught.value.errno == errno.ENOSPC
+        for n in (1, 3):
+            connector.cleanup(str(n))
+    assert any("in pieces, the longest of 2" in record.message for record in caplog.records)
