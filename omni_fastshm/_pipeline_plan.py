@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pickle
+import re
 import secrets
 import sys
 from collections.abc import Iterable, Mapping
@@ -22,9 +23,11 @@ from .errors import ConfigError
 from .factory import OmniConnectorFactory
 from .settings import describe, nearest, parse_settings, stage_name
 
-__all__ = ["PipelinePlan", "StageEntry", "check_reference", "check_stages", "make_plan", "stage_entries"]
+__all__ = ["RUNS", "PipelinePlan", "StageEntry", "check_reference", "check_stages", "make_plan", "stage_entries"]
 
 _DEFAULT = "SharedMemoryConnector"
+RUNS = re.compile(r"run-[0-9]+-[0-9a-f]{8}\w*")
+"""The namespaces that runs of pipelines make up."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def make_plan(
     while caller in names:
         caller += "_"
     all_edges = _with_caller(names, edges, caller, caller_settings or {})
-    run = f"run-{os.getpid()}-{secrets.token_hex(4)}"
+    run = f"run-{os.getpid()}-{secrets.token_hex(4)}"  # as RUNS has it
     placed = {edge: (name, _settings(name, extra, run)) for edge, (name, extra) in all_edges.items()}
     stages = {
         entry.name: StagePlan(

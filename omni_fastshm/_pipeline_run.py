@@ -21,7 +21,7 @@ from typing import Any, Literal
 from . import janitor
 from ._edges import Failure, HandOffFailed, Inlet, NeighbourGone, Outlet, Pipe
 from ._ledger import Ledger, Request
-from ._pipeline_plan import PipelinePlan
+from ._pipeline_plan import RUNS, PipelinePlan
 from ._stage_child import StageChild, start_child
 from ._stage_process import ConnectorPool
 from .errors import CodecError, StageFailed, UsageError
@@ -78,6 +78,7 @@ class PipelineRun:
         Raises:
             StageFailed: a stage could not be loaded, died, or was not ready in time.
         """
+        janitor.sweep_alike(RUNS)  # each run has a namespace of its own, which no later start would tidy up
         try:
             self._launch()
         except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -82,6 +83,14 @@ def sweep(namespace: str | None = None, *, force: bool = False, wanted: int | No
     else:
         work.go_through(namespace, force)
     return work.swept
+
+
+def sweep_alike(pattern: re.Pattern[str]) -> None:
+    """`sweep` each of this user's namespaces whose whole name matches."""
+    found = {name.split(".")[2] for name in segments.list_names(_prefix(None))}
+    for namespace in sorted(found):
+        if pattern.fullmatch(namespace):
+            sweep(namespace)
 
 
 def preview(namespace: str | None = None, *, force: bool = False) -> Swept:

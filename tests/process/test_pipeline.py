@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.child import environment
+from support import leftovers
+from support.child import Children, environment
 from support.waiting import until
 
-from omni_fastshm import CodecError, ConfigError, StageFailed, UsageError
+from omni_fastshm import CodecError, ConfigError, StageFailed, UsageError, janitor
 from omni_fastshm.pipeline import Pipeline
 
 STAGES = Path(__file__).with_name("pipeline_stages.py")
@@ -492,6 +493,23 @@ def test_a_fork_cannot_use_or_stop_the_pipeline(start: Callable[..., Pipeline]) 
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert pipeline.submit(2).result(SOON_S) == 2
+
+
+def test_a_start_tidies_up_after_runs_that_were_killed_whole(
+    start: Callable[..., Pipeline], children: Children
+) -> None:
+    dead, other = "run-999999-0123abcd", f"runs-{os.getpid()}"
+    for namespace in (dead, other):
+        child = children.with_connector(namespace=namespace, orphan_ttl_s=0)
+        child.run("c.put('a', 'b', 'left', np.arange(20_000))")
+        child.kill()
+    left = leftovers.names(other)
+    assert leftovers.names(dead)
+    assert left
+    start(config(*CHAIN), dict.fromkeys((0, 1, 2), "same"))
+    assert leftovers.names(dead) == []
+    assert leftovers.names(other) == left, "a namespace that somebody chose is his"
+    janitor.sweep(other)
 
 
 def test_a_killed_stage_is_noticed_though_a_fork_of_it_lives(start: Callable[..., Pipeline]) -> None:
