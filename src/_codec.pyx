@@ -630,6 +630,7 @@ cdef class Window:
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, <void *> self.address, self.nbytes, False, flags)
+        Py_DECREF(None)  # which Cython put there first, and the call above wrote over
 
     def __reduce__(self):
         raise TypeError("a Window holds an address of this process and cannot be pickled")

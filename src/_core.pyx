@@ -48,6 +48,13 @@ cdef int _check(int rc, str op, str what) except -1:
     return rc
 
 
+cdef int _export(Py_buffer *buffer, owner, void *address, uint64_t size, bint readonly, int flags) except -1:
+    """What a `__getbuffer__` answers."""
+    PyBuffer_FillInfo(buffer, owner, address, <Py_ssize_t>size, readonly, flags)
+    Py_DECREF(None)  # which Cython put there first, and the call above wrote over
+    return 0
+
+
 cdef int _same_process(long born, str what) except -1:
     if born != forks:
         raise ForkedConnector(f"{what} was inherited through fork: build a connector of its own in the child", op="fork")
@@ -366,7 +373,7 @@ cdef class Extent:
             ofs_bell_ring_if_heard(ofs_control_space(self.outbox.shared))
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void *>self.address, <Py_ssize_t>self.size, False, flags)
+        _export(buffer, self, <void *>self.address, self.size, False, flags)
 
     def claim(self, uint64_t address, uint64_t size):
         """``(segment, offset)`` of a piece of these bytes, or None when it lies elsewhere."""
@@ -793,7 +800,7 @@ cdef class LeaseView:
             self.lease.views -= 1
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void *>self.address, <Py_ssize_t>self.nbytes, self.readonly, flags)
+        _export(buffer, self, <void *>self.address, self.nbytes, self.readonly, flags)
 
     def __len__(self):
         return self.nbytes
@@ -818,8 +825,7 @@ cdef class Lease:
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         # Read-only, and only for as long as the header is read: leaves are handed out as views.
         self._open()
-        PyBuffer_FillInfo(buffer, self, self.segment.base + self.content.offset,
-                          <Py_ssize_t>self.content.frame_size, True, flags)
+        _export(buffer, self, self.segment.base + self.content.offset, self.content.frame_size, True, flags)
 
     cdef int _open(self) except -1:
         if not self.held:

@@ -16,7 +16,7 @@ from support.child import Children, environment
 
 import omni_fastshm
 from omni_fastshm import InProcessConnector, SharedMemoryConnector, Transfer
-from omni_fastshm._meter import BUCKETS, Meter
+from omni_fastshm._meter import BUCKETS, Meter, listen
 from omni_fastshm.errors import ConfigError
 from omni_fastshm.lease_trace import VARIABLE
 from omni_fastshm.observers import latency, quantile_s
@@ -263,3 +263,24 @@ def test_what_is_no_time(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(VARIABLE, value)
     with pytest.raises(ConfigError, match=VARIABLE):
         SharedMemoryConnector({})
+
+
+@pytest.mark.parametrize("payload", [BIG, 1], ids=["shared", "inline"])
+def test_what_is_raised_while_a_put_is_told_of_is_no_error_of_the_put(connect: Connect, payload: Any) -> None:
+    """As by a signal's handler in the middle of an observer."""
+    connector = connect(SharedMemoryConnector)
+    told: list[Any] = []
+
+    def interrupted(*transfer: Any) -> None:
+        told.append(transfer[-1])
+        raise InterruptedError
+
+    listen(interrupted)
+    try:
+        with pytest.raises(InterruptedError):
+            connector.put("a", "b", "r", payload)
+    finally:
+        listen(None)
+    assert told == ["ok"]
+    health = connector.health()
+    assert (health["puts"], health["errors"]) == (1, 0)

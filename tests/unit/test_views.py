@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from omni_fastshm import CodecError, MetadataError
+from omni_fastshm._codec import Window
 from omni_fastshm.views import array_view, tensor_view
 
 
@@ -59,3 +60,13 @@ def test_an_array_is_a_view_and_read_only_where_the_buffer_is() -> None:
     assert sys.getrefcount(base) == before + 1
     del array
     assert sys.getrefcount(base) == before
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="None is immortal from 3.12 on, nothing counts it")
+def test_views_keep_no_reference_to_none() -> None:
+    """Cython puts None into each buffer before it asks whose it is."""
+    memory = Window(tensor_view(bytearray(8), (8,), torch.uint8).data_ptr(), 0, None)
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        memoryview(memory).release()
+    assert sys.getrefcount(None) - before < 500
