@@ -629,8 +629,10 @@ cdef class Window:
         self.owner = owner
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
+        cdef PyObject *first = <PyObject *> buffer.obj  # Cython puts a reference to None there, which the call writes over
         PyBuffer_FillInfo(buffer, self, <void *> self.address, self.nbytes, False, flags)
-        Py_DECREF(None)  # which Cython put there first, and the call above wrote over
+        if first == <PyObject *> None:
+            Py_DECREF(None)
 
     def __reduce__(self):
         raise TypeError("a Window holds an address of this process and cannot be pickled")

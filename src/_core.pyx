@@ -50,8 +50,10 @@ cdef int _check(int rc, str op, str what) except -1:
 
 cdef int _export(Py_buffer *buffer, owner, void *address, uint64_t size, bint readonly, int flags) except -1:
     """What a `__getbuffer__` answers."""
+    cdef PyObject *first = <PyObject *>buffer.obj  # Cython puts a reference to None there, which the call writes over
     PyBuffer_FillInfo(buffer, owner, address, <Py_ssize_t>size, readonly, flags)
-    Py_DECREF(None)  # which Cython put there first, and the call above wrote over
+    if first == <PyObject *>None:
+        Py_DECREF(None)
     return 0
 
 
