@@ -18,7 +18,8 @@ os.register_at_fork(after_in_child=_inside.clear)
 
 
 @contextlib.contextmanager
-def _entered() -> Iterator[None]:
+def entered() -> Iterator[None]:
+    """Around all that may hold a lock of a directory: a signal handler in its middle must not wait for that lock."""
     thread = threading.get_ident()
     _inside.append(thread)
     try:
@@ -51,7 +52,7 @@ def open_directory(namespace: str, *, make: bool = True) -> Directory | None:
         SegmentError: there is no room for it.
         MetadataError: something that is not ours stands under its name.
     """
-    with _entered():
+    with entered():
         return _open(segments.directory_name(namespace), make)
 
 
@@ -152,7 +153,7 @@ def leave_directory(directory: Directory) -> None:
     segment = directory.segment
     if segment.fd < 0:
         return
-    with _entered():
+    with entered():
         Segment.unlock(segment.fd, segment.name, LOCK_USERS)
         # Unlocked first: two that leave at once would otherwise each see the other, and both keep the name.
         if not _has_orphans(segment.name):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from omni_fastshm import segments
 from omni_fastshm._core import LOCK_MAKER, LOCK_OWNER, LOCK_USERS, Inbox, Segment
-from omni_fastshm.directory import open_directory, remove_if_unused
+from omni_fastshm.directory import entered, open_directory, remove_if_unused
 from omni_fastshm.errors import FastShmError, SegmentError
 from omni_fastshm.reading import ENDPOINT_LIMIT, Control, read_control, read_directory
 
@@ -221,7 +221,7 @@ class _Sweep:
     def _directory(self, name: str) -> None:
         """A directory that nobody uses, of a namespace without producers; of a full one ids that lead nowhere."""
         missing: list[str] = []
-        with self._left_alone_on_error(name), _opened(name) as fd:
+        with self._left_alone_on_error(name), entered(), _opened(name) as fd:
             if fd is None:
                 return
             ids = read_directory(fd)  # before the names: a producer makes its segment before it enters
@@ -235,7 +235,8 @@ class _Sweep:
                 missing = [each for each in controls if each not in known]
         if missing:
             self._take_out(missing)
-            with self._left_alone_on_error(name), _opened(name) as fd:  # its last user may have left meanwhile
+            # Its last user may have left meanwhile.
+            with self._left_alone_on_error(name), entered(), _opened(name) as fd:
                 if fd is not None and not any(each.endswith(".ctl") for each in segments.list_names(name[:-3])):
                     self._remove_if_unused(fd, name)
 

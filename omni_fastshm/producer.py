@@ -86,6 +86,7 @@ class Producer:
         self.endpoint = endpoint
         self.directory = directory
         self.closed = False
+        self.given_up = False  # somebody removed its names: only what is in it keeps it
         self._namespace = namespace
         self.blocked_s = 0.0
         self._segments = 0
@@ -95,6 +96,7 @@ class Producer:
         self._segment_bytes = segment_bytes
         self._idle_ns = int(idle_segment_s * 1e9)
         self._next_number = 0
+        self._coming: list[int] = []  # bytes of segments that are about to be added
         self._growing: Segment | None = None  # its memory is still being taken, by a thread
         self._taker: threading.Thread | None = None
         # Held while segments are added, and when their names go. Re-entrant, for a signal handler may put, or close,
@@ -282,10 +284,14 @@ class Producer:
                 break
         else:
             raise SegmentError(f"cannot make a data segment for {self.name}: every name was taken", op="make")
-        if self.capacity + segment.room > self.max_bytes:  # a signal handler's put has added one meanwhile
-            segments.unlink(segment.name)
-            raise SegmentError(f"no room for {segment.name} any more", errno=errno.ENOSPC, op="put")
-        self.outbox.add_segment(segment, number)
+        self._coming.append(segment.room)  # before the look: a signal handler's put after it counts this one as well
+        try:
+            if self.capacity + sum(self._coming) > self.max_bytes:  # a signal handler's put has added one meanwhile
+                segments.unlink(segment.name)
+                raise SegmentError(f"no room for {segment.name} any more", errno=errno.ENOSPC, op="put")
+            self.outbox.add_segment(segment, number)
+        finally:
+            self._coming.remove(segment.room)
         self._segments += 1
         if segment.size < segment.room:
             self._growing = segment

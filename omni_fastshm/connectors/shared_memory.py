@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from omni_fastshm import _place, codec, janitor, segments
 from omni_fastshm._core import (
@@ -122,6 +122,7 @@ SETTINGS: dict[str, Setting] = {
     "pin_bytes": Setting("bytes", 4 << 30, help="page-lock no more than this in the whole process"),
 }
 
+_T = TypeVar("_T")
 _THREADS_FROM = 16 << 20  # below that, waking the threads takes what they win (docs/decisions/0009)
 _EVER = 2**63  # bytes
 _TIMES = (int, float)
@@ -161,7 +162,11 @@ class SharedMemoryConnector(OmniConnectorBase):
         self._staging = Staging(settings["pin"], settings["pin_bytes"])
         self._spin_ns = int(settings["busy_wait_us"] * 1000)
         self._lock = threading.RLock()  # a signal handler may close while the thread it interrupts holds it
-        self._lost: list[Producer] = []  # whose names somebody else removed while payloads were in them
+        # All that have names of ours; in use are the first that is not given up, and the first directory. What a put
+        # makes goes in at the end, and comes out, in one step: a signal handler may make or close the same meanwhile,
+        # and nobody would remove the names of what is in neither list.
+        self._made: list[Producer] = []
+        self._joined: list[Directory] = []
         self._directory: Directory | None = None
         self._arrivals: dict[int, Arrivals] = {}  # by receiving stage, for tasks that wait
         self._consumer = Consumer()
@@ -196,7 +201,8 @@ class SharedMemoryConnector(OmniConnectorBase):
         )
         janitor.sweep(self.namespace)
         if self._key_lookup:
-            self._open_directory()
+            self._directory = open_directory(self.namespace)
+            self._joined += filter(None, [self._directory])
         self._stopped = False
         self._path.open = True
         _open.add(self)
@@ -767,7 +773,7 @@ class SharedMemoryConnector(OmniConnectorBase):
         if directory is not None:
             for inbox in self._consumer.producers(directory, self.namespace):
                 cancelled += inbox.cancel_request(*hashed)
-        for lost in self._lost:
+        for lost in self._lost():
             cancelled += lost.outbox.cancel_request(*hashed)
         return cancelled
 
@@ -830,7 +836,6 @@ class SharedMemoryConnector(OmniConnectorBase):
             logger.exception("closing a SharedMemoryConnector of namespace %s", self.namespace)
 
     def _close(self) -> None:
-        directory = self._directory
         for arrivals in list(self._arrivals.values()):
             arrivals.stop()
         try:
@@ -845,14 +850,14 @@ class SharedMemoryConnector(OmniConnectorBase):
             linger_s = self._settings["linger_s"]
             tell_dropped("SharedMemoryConnector", self.namespace, self._dropped, self._what_is_untaken(), linger_s)
         finally:
-            if directory is not None:
+            for directory in list(self._joined):
                 for stage in range(BELLS):
                     directory.ring(stage)  # waiting gets of this process look around, and find it closed
-                leave_directory(directory)
+                self._leave(directory)
             self._consumer.close()
             self._final = self.health()
-            self._producer = self._directory = None
-            self._lost = []
+            self._made.clear()
+            self._use_first()
             _open.discard(self)
             tell_closed(self, self._meter, self._final)
 
@@ -869,41 +874,64 @@ class SharedMemoryConnector(OmniConnectorBase):
         producer: Producer | None = self._path.producer
         return producer
 
-    @_producer.setter
-    def _producer(self, producer: Producer | None) -> None:
-        self._path.producer = producer
+    def _use_first(self) -> None:
+        """Note what is in use now, and look again: a signal handler may have changed it before it was noted."""
+        while self._directory is not (directory := next(iter(self._joined), None)):
+            self._directory = directory
+        while self._path.producer is not (
+            producer := next((each for each in self._producers() if not each.given_up), None)
+        ):
+            self._path.producer = producer
 
     def _make_producer(self) -> Producer:
         with self._lock:
             if self._stopped:
                 self._refuse("put")
-            producer = self._producer
-            if producer is None:
-                producer = Producer(
-                    self.namespace,
-                    self._directory or self._join_directory(),
-                    segment_bytes=self._settings["segment_bytes"],
-                    max_bytes=self._settings["max_bytes"],
-                    keyed=self._key_lookup,
-                    orphan_ttl_s=self._settings["orphan_ttl_s"],
-                    idle_segment_s=self._settings["idle_segment_s"],
-                )
-                other = self._made_meanwhile()
-                if other is not None:  # by a signal handler: what it has sent is in that one
-                    producer.close(0)
-                    producer = other
-                self._producer = producer
-            if self._closed_meanwhile():  # by a signal handler, while it was made
-                producer.close(0)
-                self._producer = None
-                directory, self._directory = self._directory, None
-                if directory is not None:  # joined after the close
-                    leave_directory(directory)
-                self._refuse("put")
+            try:
+                producer = self._producer or self._add_producer()
+            finally:
+                if self._closed_meanwhile():  # by a signal handler, while it was made
+                    for made in self._producers():
+                        self._end(made)
+                    # The close may have taken what was half-made for a dead one's, and so kept the directory for it.
+                    janitor.sweep(self.namespace)
+                    self._refuse("put")
             return producer
 
+    def _add_producer(self) -> Producer:
+        made = Producer(
+            self.namespace,
+            self._open_directory() or self._refuse("put"),
+            segment_bytes=self._settings["segment_bytes"],
+            max_bytes=self._settings["max_bytes"],
+            keyed=self._key_lookup,
+            orphan_ttl_s=self._settings["orphan_ttl_s"],
+            idle_segment_s=self._settings["idle_segment_s"],
+        )
+        self._made.append(made)
+        self._use_first()
+        producer = self._producer or made
+        if producer is not made:  # a signal handler was faster, and what it has sent is in that one
+            self._end(made)
+        return producer
+
+    def _end(self, producer: Producer) -> None:
+        """Close one that is not used any more, unless a signal handler does."""
+        if _removed(self._made, producer):
+            self._use_first()
+            self._dropped += producer.close(0)
+            self._blocked_s += producer.blocked_s
+            self._high_water = max(self._high_water, producer.outbox.ring.peak)
+
+    def _closed_meanwhile(self) -> bool:
+        return self._stopped
+
     def _producers(self) -> list[Producer]:
-        return self._lost if self._producer is None else [*self._lost, self._producer]
+        return list(self._made)
+
+    def _lost(self) -> list[Producer]:
+        """Whose names somebody else removed while payloads were in them."""
+        return [each for each in self._producers() if each.given_up]
 
     def _give_up(self, producer: Producer) -> None:
         """Somebody removed its names. Whoever has it mapped can still take what is in it, so it stays."""
@@ -915,19 +943,15 @@ class SharedMemoryConnector(OmniConnectorBase):
                     producer.name,
                     segments.MOUNT,
                 )
-                self._producer = None
-                self._lost.append(producer)
+                producer.given_up = True
+                self._use_first()
                 self._sound_directory()
                 self._close_lost()
 
     def _close_lost(self) -> None:
-        for producer in [each for each in self._lost if each.idle]:
+        for producer in [each for each in self._lost() if each.idle]:
             with self._lock:
-                if producer in self._lost:
-                    self._lost.remove(producer)
-                    producer.close(0)
-                    self._blocked_s += producer.blocked_s
-                    self._high_water = max(self._high_water, producer.outbox.ring.peak)
+                self._end(producer)
 
     def _sound_directory(self) -> Directory | None:
         """The directory in use; one whose name somebody removed is left for a new one, to find the others again."""
@@ -935,33 +959,49 @@ class SharedMemoryConnector(OmniConnectorBase):
             directory = self._directory
             if directory is not None and directory.lost() and not self._stopped:
                 fresh = open_directory(self.namespace, make=self._key_lookup)  # when that fails, the old one stays
-                if self._directory is directory:
-                    self._directory = fresh
-                    leave_directory(directory)
-                elif fresh is not None:  # a signal handler was faster
-                    leave_directory(fresh)
-                if self._producer is not None:
-                    self._give_up(self._producer)  # it is entered in the old one, where nobody new looks
+                self._join(fresh, directory)
+                producer = self._producer
+                if producer is not None:
+                    self._give_up(producer)  # it is entered in the old one, where nobody new looks
             return self._directory
-
-    def _made_meanwhile(self) -> Producer | None:
-        return self._producer
-
-    def _closed_meanwhile(self) -> bool:
-        return self._stopped
 
     def _open_directory(self, *, make: bool = True) -> Directory | None:
         with self._lock:
-            return None if self._stopped and not make else self._directory or self._join_directory(make=make)
+            directory = self._directory
+            if directory is None and not self._stopped:
+                directory = self._join(open_directory(self.namespace, make=make))
+            return directory
 
-    def _join_directory(self, *, make: bool = True) -> Any:
-        self._directory = open_directory(self.namespace, make=make)
-        return self._directory
+    def _join(self, directory: Directory | None, former: Directory | None = None) -> Directory | None:
+        """Use this one from now on, unless a signal handler has joined one meanwhile, or closed."""
+        if directory is not None:
+            self._joined.append(directory)
+        if former is not None:
+            self._leave(former)
+        self._use_first()
+        if directory is not None and (directory is not self._directory or self._stopped):
+            self._leave(directory)
+        return self._directory or directory
+
+    def _leave(self, directory: Directory) -> None:
+        """Leave one, unless a signal handler does."""
+        if _removed(self._joined, directory):
+            self._use_first()
+            leave_directory(directory)
 
     def _refuse(self, op: str) -> NoReturn:
         if self._forked:
             raise ForkedConnector("this connector was made before a fork: build one of its own in the child", op=op)
         raise ConnectorClosed(f"{op} on a connector that is closed", op=op)
+
+
+def _removed(things: list[_T], thing: _T) -> bool:
+    """Take it out in one step: of a call and a signal handler in its middle only one gets it, to end it."""
+    try:
+        things.remove(thing)
+    except ValueError:
+        return False
+    return True
 
 
 def _edge(from_stage: StageId, to_stage: StageId) -> tuple[tuple[str, str], int, int]:

@@ -16,7 +16,7 @@ import pytest
 from support import leftovers, payloads
 from support.child import Child, Children, complaints, environment, run_script
 
-from omni_fastshm import segments
+from omni_fastshm import janitor, segments
 
 IMPORTS = """
 import atexit, builtins, contextvars, gc, os, signal, sys, threading, types, weakref
@@ -376,6 +376,14 @@ class TestSignals:
     def test_a_handler_that_joins_in_at_any_moment(self, keyed: str) -> None:
         run_script("handlers.py", "joins", keyed, "100")
 
+    @pytest.mark.parametrize(
+        ("what", "keyed", "removed"),
+        [("put", "plain", ""), ("close", "plain", ""), ("put_and_close", "plain", ".ctl"), ("put", "keyed", ".dir")],
+    )
+    def test_a_handler_at_each_place_of_a_connectors_life(self, what: str, keyed: str, removed: str) -> None:
+        """Nothing is left, whatever it does there; `removed`: somebody takes away such names meanwhile."""
+        run_script("interrupted.py", what, keyed, removed)
+
     def test_a_handler_that_puts_while_the_producer_is_made(
         self, make: Any, monkeypatch: pytest.MonkeyPatch, shm_names: Any
     ) -> None:
@@ -397,6 +405,17 @@ class TestSignals:
         assert connector.health()["capacity_bytes"] <= 1 << 20
         connector.cleanup("inner")
         connector.cleanup("outer")
+
+    def test_a_handler_that_puts_while_a_sweep_removes_the_directory_is_refused(
+        self, make: Any, children: Children, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would wait for ever for a lock that the sweep it interrupts holds."""
+        connector = make(namespace=namespace)
+        children.with_connector(namespace=namespace, key_lookup=True).kill()
+        sent = self.put_once_inside(connector, monkeypatch, "unlink")
+        assert janitor.sweep(namespace).removed == [segments.directory_name(namespace)]
+        assert sent == [None]
+        assert connector.put("a", "b", "later", payloads.array(100_000))[0]
 
     def put_once_inside(self, connector: Any, monkeypatch: pytest.MonkeyPatch, function: str) -> list[Any]:
         """The next call of that function is interrupted by a handler that puts; gives the metadata it got."""
