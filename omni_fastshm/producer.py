@@ -254,6 +254,8 @@ class Producer:
                 self._add_segment(attempt, need)
                 return True
             except SegmentError as error:
+                if error.errno == errno.EAGAIN:
+                    continue
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise
                 janitor.sweep(self._namespace, force=True, wanted=attempt)
@@ -288,7 +290,8 @@ class Producer:
         try:
             if self.capacity + sum(self._coming) > self.max_bytes:  # a signal handler's put has added one meanwhile
                 segments.unlink(segment.name)
-                raise SegmentError(f"no room for {segment.name} any more", errno=errno.ENOSPC, op="put")
+                # EAGAIN, not ENOSPC: for our own limit nobody's orphans are to give way.
+                raise SegmentError(f"no room for {segment.name} any more", errno=errno.EAGAIN, op="put")
             self.outbox.add_segment(segment, number)
         finally:
             self._coming.remove(segment.room)
