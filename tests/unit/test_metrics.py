@@ -59,7 +59,7 @@ def test_counts_and_times_of_each_edge(connect: Any, namespace: str) -> None:
     assert 0 < found[f"omni_fastshm_put_seconds_sum {ab}"] < 30
     keys = [key for key in found if "get_seconds_bucket SharedMemoryConnector a->b" in key]
     steps = [found[key] for key in sorted(keys, key=lambda key: float(key.split()[3]))]
-    assert (len(steps), steps[0], steps[-1]) == (26, 0, 3)
+    assert (len(steps), steps[-1]) == (26, 3)  # how many took less than 1 µs is the machine's to say: a warm get does
     assert steps == sorted(steps), "buckets are cumulative"
     assert found[f"omni_fastshm_up SharedMemoryConnector {namespace} ok"] == 1
 
