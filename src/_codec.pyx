@@ -965,7 +965,7 @@ cdef class Plan:
         """A dict whose keys msgpack would change, or whose keys themselves need care."""
         cdef list pairs = list(o.items())
         if self.host:
-            return self.walk_host_dict(o, pairs, depth)
+            return self.walk_host_dict(pairs, depth)
         self.marked(M_DICT, 2 * len(pairs))
         for key, value in pairs:
             self.at_key(depth, key)
@@ -976,7 +976,7 @@ cdef class Plan:
         self.depth = depth
         return 0
 
-    cdef int walk_host_dict(self, dict o, list pairs, int depth) except -1:
+    cdef int walk_host_dict(self, list pairs, int depth) except -1:
         cdef set keys = set()
         cdef list as_sent = []
         for key, _ in pairs:

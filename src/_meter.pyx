@@ -195,7 +195,3 @@ cdef class Meter:
 
 cdef int count_put(meter, uint64_t began, tuple edge, str request, uint64_t size, bint inline_) except -1:
     return (<Meter?>meter).put(began, edge, request, size, inline_)
-
-
-cdef int count_get(meter, uint64_t began, tuple edge, str request, uint64_t size) except -1:
-    return (<Meter?>meter).get(began, edge, request, size)

@@ -213,11 +213,18 @@ cdef class Path:
 
     def put_each(self, connector, from_stage, to_stage, items, one):
         """The same for each of some pairs of a request id and a payload, and `one` of each that needs more."""
+        return self.each(connector, from_stage, to_stage, items, one, True)
+
+    cdef list each(self, connector, from_stage, to_stage, items, one, bint puts):
         cdef list answers = []
         for item in items:
             answer = NotImplemented
             if type(item) is tuple and len(<tuple>item) == 2:
-                answer = self.put_one(connector, from_stage, to_stage, (<tuple>item)[0], (<tuple>item)[1])
+                request, what = <tuple>item
+                if puts:
+                    answer = self.put_one(connector, from_stage, to_stage, request, what)
+                else:
+                    answer = self.get_one(connector, from_stage, to_stage, request, what)
             answers.append(one(item) if answer is NotImplemented else answer)
         return answers
 
@@ -282,13 +289,7 @@ cdef class Path:
 
     def get_each(self, connector, from_stage, to_stage, items, one):
         """The same for each of some pairs of a request id and its metadata, and `one` of each that needs more."""
-        cdef list found = []
-        for item in items:
-            answer = NotImplemented
-            if type(item) is tuple and len(<tuple>item) == 2:
-                answer = self.get_one(connector, from_stage, to_stage, (<tuple>item)[0], (<tuple>item)[1])
-            found.append(one(item) if answer is NotImplemented else answer)
-        return found
+        return self.each(connector, from_stage, to_stage, items, one, False)
 
     cdef object get_one(self, connector, from_stage, to_stage, request_id, metadata):
         cdef Edge edge

@@ -2,6 +2,5 @@
 from libc.stdint cimport uint64_t
 
 cdef uint64_t now_ns() noexcept
-# `Meter.sent` and `Meter.got` of what was carried, `Meter.failed`.
+# `Meter.sent` of what was carried.
 cdef int count_put(meter, uint64_t began, tuple edge, str request, uint64_t size, bint inline_) except -1
-cdef int count_get(meter, uint64_t began, tuple edge, str request, uint64_t size) except -1
